@@ -58,7 +58,7 @@ MODE_TRY: Final = "try"
 ENV_LOG_LEVEL: Final = "KITESTRING_LOG_LEVEL"
 ENV_QUEUE_CREDENTIAL_FILE: Final = "KITESTRING_QUEUE_CREDENTIAL_FILE"
 ENV_S3_ACCESS_KEY: Final = "AWS_ACCESS_KEY_ID"
-ENV_S3_SECRET_KEY: Final = "AWS_SECRET_ACCESS_KEY"
+ENV_S3_SECRET_KEY: Final = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 -- the name of a variable
 
 # --- Routes: gateway, the side of the agents -----------------------------------------------------------------------
 

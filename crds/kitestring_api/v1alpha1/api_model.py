@@ -1,0 +1,36 @@
+"""What every object of the API has in common: camelCase names, no unknown fields, no silent conversion, rules."""
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from kitestring_api.v1alpha1.rule import Rule
+
+
+class ApiModel(BaseModel):
+    """An object of the API: camelCase in YAML, snake_case in Python, unknown fields and wrong types refused, read-only.
+
+    Cross-field rules are not Python code: `rules` holds them as CEL, the very text that the cluster evaluates.
+    Construct one from a parsed file with `Model.model_validate(data)`, turn it back with `manifest()`.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def manifest(self) -> dict[str, object]:
+        """This object as it would stand in YAML: plain data, camelCase, defaults filled in, absent fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class OpenModel(ApiModel):
+    """A part of a Kubernetes object of which only some fields concern us: the others pass through unchanged."""
+
+    model_config = ConfigDict(extra="allow")

@@ -1,0 +1,84 @@
+"""RolloutPool: an agent, how it is run and scored, and how much of it may run at once."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from kitestring_api.v1alpha1.agent_protocol import AgentProtocol
+from kitestring_api.v1alpha1.api_model import ApiModel
+from kitestring_api.v1alpha1.limits import Attempts, Limits
+from kitestring_api.v1alpha1.metadata import ObjectMeta
+from kitestring_api.v1alpha1.pod_template import PodTemplate
+from kitestring_api.v1alpha1.reward import Reward
+from kitestring_api.v1alpha1.rule import Rule
+from kitestring_api.v1alpha1.scalars import Text
+from kitestring_api.v1alpha1.status import RolloutPoolStatus
+
+
+class RolloutPoolSpec(ApiModel):
+    """An agent: its container, how a task reaches it, who scores it, its limits, and how many of it run."""
+
+    rules = (
+        Rule(
+            "self.trust != 'strict' || self.isolation == 'Job' || self.rolloutsPerWorker == 1",
+            "spec.rolloutsPerWorker must be 1 with trust: strict, because rollouts in one container share a user",
+            "set rolloutsPerWorker: 1, isolation: Job, or trust: standard",
+            field=".rolloutsPerWorker",
+        ),
+        Rule(
+            "size(self.allowedImages) == 0 || self.isolation == 'Job'",
+            "spec.allowedImages has no meaning with isolation: Worker, where all rollouts use the template's image",
+            "remove allowedImages, or set isolation: Job",
+            field=".allowedImages",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "size(self.agentProtocol.preload) == 0 || self.template.spec.containers.filter(c, c.name == 'agent')"
+            ".all(c, size(c.command) > 0 && c.command[0].matches('^(.*/)?python[0-9.]*$'))",
+            "spec.agentProtocol.preload needs a command that starts with a Python interpreter",
+            "remove preload, or write e.g. command: [python, agent.py]",
+            field=".agentProtocol.preload",
+        ),
+    )
+
+    replicas: int = Field(
+        1,
+        ge=0,
+        le=10_000,
+        description="How much runs at once, for each run that uses the pool: worker pods (isolation: Worker) or Jobs "
+        "(isolation: Job). `kubectl scale` changes it.",
+    )
+    rollouts_per_worker: int = Field(
+        4, ge=1, le=256, description="Rollouts at once in one worker; has no meaning with isolation: Job."
+    )
+    isolation: Literal["Worker", "Job"] = Field(
+        "Worker", description="Worker: pods that pull rollouts, several at once. Job: one Job per rollout."
+    )
+    trust: Literal["standard", "strict"] = Field(
+        "standard", description="strict: refuse what puts two rollouts behind one wall."
+    )
+    allowed_images: list[Text] = Field(
+        default_factory=list,
+        max_length=256,
+        description="Images that a task may ask for (isolation: Job); `*` at the end matches any rest.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    template: PodTemplate = Field(description="The pod of the agent; its container `agent` is yours.")
+    agent_protocol: AgentProtocol = Field(
+        default_factory=AgentProtocol, description="How a task reaches the agent, and what is read back."
+    )
+    reward: Reward = Field(description="Who may score a rollout.")
+    limits: Limits = Field(default_factory=Limits, description="What one attempt may use.")
+    attempts: Attempts = Field(default_factory=Attempts, description="How often a rollout is tried.")
+
+
+class RolloutPool(ApiModel):
+    """An agent, how it is run and scored, and how much of it may run at once."""
+
+    plural: ClassVar[str] = "rolloutpools"
+
+    api_version: Literal["kitestring.dev/v1alpha1"] = Field(description="Version of this API.")
+    kind: Literal["RolloutPool"] = Field(description="Kind of the resource.")
+    metadata: ObjectMeta = Field(description="Name, namespace, labels.")
+    spec: RolloutPoolSpec = Field(description="What is wanted.")
+    status: RolloutPoolStatus | None = Field(None, description="What is; written by the operator.")

@@ -1,0 +1,21 @@
+"""Object storage: the only durable state of a run besides its resources."""
+
+from pydantic import Field
+
+from kitestring_api.v1alpha1.api_model import ApiModel
+from kitestring_api.v1alpha1.references import ObjectReference
+from kitestring_api.v1alpha1.scalars import Bucket, ObjectKey, Token, Url
+
+
+class Storage(ApiModel):
+    """A bucket of S3-compatible storage and the prefix in it under which runs are kept."""
+
+    bucket: Bucket = Field(description="Name of the bucket; it must exist.")
+    prefix: ObjectKey | None = Field(
+        None, description="Prefix of all keys; the name of the run is put after it. Absent: none."
+    )
+    endpoint: Url | None = Field(None, description="URL of the service; absent: AWS S3 of the region.")
+    region: Token | None = Field(None, description="Region of the bucket, where the service has regions.")
+    credentials_secret_ref: ObjectReference | None = Field(
+        None, description="Secret with the keys accessKeyId and secretAccessKey; absent: the pods' own identity."
+    )

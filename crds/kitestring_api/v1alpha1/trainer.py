@@ -1,0 +1,69 @@
+"""The trainer of a run: its backend and the machines it takes."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from kitestring_api.v1alpha1.api_model import ApiModel
+from kitestring_api.v1alpha1.rule import Rule
+from kitestring_api.v1alpha1.scalars import JsonObject, Scalar, Text, Token
+
+Logger = Literal["console", "tensorboard", "wandb", "mlflow"]
+OverrideKey = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+def _tensorboard() -> list[Logger]:
+    return ["tensorboard"]
+
+
+class Trainer(ApiModel):
+    """What trains, and on what."""
+
+    rules = (
+        Rule(
+            "self.backend == 'collect' || (self.device == 'cpu') == (self.gpusPerNode == 0)",
+            "spec.trainer.gpusPerNode must be 0 with device: cpu and at least 1 with device: cuda",
+            "set gpusPerNode to the number of GPUs of a node, or device: cpu and gpusPerNode: 0",
+            field=".gpusPerNode",
+        ),
+        Rule(
+            "self.backend != 'collect' || self.gpusPerNode == 0",
+            "spec.trainer.gpusPerNode must be 0 with backend: collect, which makes no updates",
+            "remove gpusPerNode, or use backend: verl",
+            field=".gpusPerNode",
+        ),
+        Rule(
+            "self.backend != 'collect' || size(self.overrides) == 0",
+            "spec.trainer.overrides has no meaning with backend: collect",
+            "remove overrides, or use backend: verl",
+            field=".overrides",
+            reason="FieldValueForbidden",
+        ),
+    )
+
+    backend: Literal["verl", "collect"] = Field(
+        "verl", description="verl: train with verl. collect: rollouts, traces and scores without updates."
+    )
+    mode: Literal["external", "managed"] = Field(
+        "external",
+        description="external: policy servers of their own, to which weights are pushed. managed: verl's own engines.",
+    )
+    device: Literal["cpu", "cuda"] = Field("cuda", description="What the updates are computed on.")
+    nodes: int = Field(1, ge=1, le=1024, description="Nodes of the trainer; one pod each.")
+    gpus_per_node: int = Field(0, ge=0, le=64, description="GPUs of each node; 0 with device: cpu only.")
+    image: Text | None = Field(None, description="Image of the trainer; absent: that of this version.")
+    template: JsonObject | None = Field(
+        None, description="Pod template laid over ours by strategic merge: volumes, tolerations, node selector, …"
+    )
+    overrides: dict[OverrideKey, Scalar] = Field(
+        default_factory=dict,
+        max_length=256,
+        description="Settings of verl by dotted key; one that Kitestring sets itself is refused.",
+    )
+    loggers: list[Logger] = Field(
+        default_factory=_tensorboard,
+        max_length=4,
+        description="Where verl's metrics go.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    project: Token | None = Field(None, description="Project under which the loggers file the run.")
