@@ -1,0 +1,90 @@
+# Everything a person or CI calls. `make help` lists it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?= 1
+# TORCH=cpu takes torch from uv's CPU backend (0.2 GB) in place of the locked CUDA build (4.6 GB); both run on CPUs.
+TORCH ?= locked
+RUN_ARGS ?=
+PYTEST_ARGS ?=
+
+export UV_NO_PROGRESS := $(if $(CI),1,)
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# ---- environments -----------------------------------------------------------------------------------------------
+
+$(BIN)/uv: locks/bootstrap.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or name one, make PYTHON=…"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bootstrap.txt
+	touch $@
+
+ifeq ($(TORCH),cpu)
+$(VENV)/.torch-cpu: locks/torch.in $(BIN)/uv
+	@echo "torch: from uv's CPU backend, in place of the hashed lock locks/torch.txt"
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend cpu -r locks/torch.in
+	touch $@
+TORCH_STAMP := $(VENV)/.torch-cpu
+else
+$(VENV)/.torch-locked: locks/torch.txt $(BIN)/uv
+	@echo "torch: the CUDA build of the lock (4.6 GB on disk, runs on CPUs too; TORCH=cpu takes the small build)"
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r locks/torch.txt
+	touch $@
+TORCH_STAMP := $(VENV)/.torch-locked
+endif
+
+$(VENV)/.demo: locks/trainer.txt pyproject.toml $(TORCH_STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r locks/trainer.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	touch $@
+
+$(VENV)/.dev: locks/dev.txt pyproject.toml $(TORCH_STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r locks/dev.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	touch $@
+
+.PHONY: install install-dev
+install: $(VENV)/.demo ## what a run on this machine needs, into .venv
+install-dev: $(VENV)/.dev ## the same and the tools of a developer
+
+# ---- what a user wants --------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: install ## train the calculator agent on two CPU cores, in about four minutes (SEED=n)
+	$(BIN)/python examples/calculator/make_tasks.py
+	$(BIN)/python examples/calculator/make_policy.py --seed $(SEED)
+	$(BIN)/kitestring run examples/calculator/trainingrun.yaml --seed $(SEED) $(RUN_ARGS)
+
+# ---- what a developer wants ---------------------------------------------------------------------------------------
+
+.PHONY: test lint format bench test-vllm generate locks
+test: install-dev ## every test, the faults and one real training included
+	$(BIN)/pytest -m "not vllm" $(PYTEST_ARGS)
+
+lint: install-dev ## formatting, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: install-dev ## format, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install-dev ## the costs of docs/performance.md against their allowed ranges
+	$(BIN)/python -m bench
+
+test-vllm: install-dev ## the policy server's contract against the real vLLM on CPU
+	$(BIN)/python tests/policy_server/vllm_server.py
+
+generate: install-dev ## crds/manifests and docs/api.md from the models
+	$(BIN)/python -m kitestring_cli.generate
+
+locks: $(BIN)/uv ## write every lock file anew
+	bash locks/compile.sh
