@@ -1,0 +1,1 @@
+"""How the small policy of the calculator example is made: `make_policy.py` is the command."""
