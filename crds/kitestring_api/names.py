@@ -14,8 +14,96 @@ GROUP: Final = "kitestring.dev"
 VERSION: Final = "v1alpha1"
 """The only served version."""
 API_VERSION: Final = f"{GROUP}/{VERSION}"
+"""What `apiVersion` of both resources says."""
 KIND_TRAINING_RUN: Final = "TrainingRun"
 KIND_ROLLOUT_POOL: Final = "RolloutPool"
+
+# --- Labels and annotations ------------------------------------------------------------------------------------------
+# On every object that the operator makes. LABEL_APP* are the labels that Kubernetes recommends.
+
+LABEL_APP: Final = "app.kubernetes.io/part-of"
+LABEL_APP_VALUE: Final = "kitestring"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_MANAGED_BY_VALUE: Final = "kitestring-operator"
+"""Also the field manager of server-side apply."""
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+"""One of the COMPONENT_* values."""
+LABEL_RUN: Final = f"{GROUP}/run"
+"""Name of the TrainingRun that an object belongs to."""
+LABEL_POOL: Final = f"{GROUP}/pool"
+"""Name of the RolloutPool whose agent a pod runs."""
+LABEL_POLICY: Final = f"{GROUP}/policy"
+"""Name of the policy that a policy server serves."""
+LABEL_ROLLOUT: Final = f"{GROUP}/rollout"
+"""Id of the rollout that a Job runs (isolation: Job)."""
+LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+"""Kueue's own label for the local queue."""
+ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
+"""Digest of what an object was made from; equal: nothing is written."""
+ANNOTATION_RUN_ID: Final = f"{GROUP}/run-id"
+"""Identity of the run in object storage: its name and the start of its uid, so that a namesake finds no old state."""
+
+COMPONENT_TRAINER: Final = "trainer"
+COMPONENT_POLICY_SERVER: Final = "policy-server"
+COMPONENT_GATEWAY: Final = "gateway"
+COMPONENT_COLLECTOR: Final = "collector"
+COMPONENT_ROLLOUT: Final = "rollout"
+COMPONENT_SCORER: Final = "scorer"
+COMPONENTS: Final = (
+    COMPONENT_TRAINER,
+    COMPONENT_POLICY_SERVER,
+    COMPONENT_GATEWAY,
+    COMPONENT_COLLECTOR,
+    COMPONENT_ROLLOUT,
+    COMPONENT_SCORER,
+)
+
+# --- Reasons ---------------------------------------------------------------------------------------------------------
+# One word each, in `status.reason`, in conditions and in events. A closed set: scripts may compare with them.
+
+REASON_ACCEPTED: Final = "Accepted"
+"""The spec can be carried out."""
+REASON_INVALID_SPEC: Final = "InvalidSpec"
+"""The spec contradicts itself in a way that the schema cannot say; the message names the field."""
+REASON_NOT_SUPPORTED: Final = "NotSupportedYet"
+"""The spec asks for what this version cannot carry out (kitestring_api.unsupported)."""
+REASON_POOL_NOT_FOUND: Final = "PoolNotFound"
+"""`spec.rollouts.poolRef` names no pool of the namespace."""
+REASON_REFERENCE_NOT_FOUND: Final = "ReferenceNotFound"
+"""A Secret, ConfigMap, volume or checkpoint that the spec names is not there."""
+REASON_WAITING_FOR_QUEUE: Final = "WaitingForQueue"
+"""The queue has not admitted the run."""
+REASON_STARTING: Final = "Starting"
+"""Parts are being started."""
+REASON_RUNNING: Final = "Running"
+"""Rollouts and updates go on."""
+REASON_SUSPEND_REQUESTED: Final = "SuspendRequested"
+"""`spec.suspend` is true."""
+REASON_PREEMPTED: Final = "Preempted"
+"""The queue took the resources back; the run goes on when it is admitted again."""
+REASON_TRAINER_LOST: Final = "TrainerLost"
+"""The trainer ended without finishing and is started again."""
+REASON_IMAGE_PULL: Final = "ImagePull"
+"""An image cannot be pulled; the message names image and pod."""
+REASON_STORAGE_UNAVAILABLE: Final = "StorageUnavailable"
+"""Object storage does not answer, or refuses."""
+REASON_PROBABILITIES_DIVERGE: Final = "ProbabilitiesDiverge"
+"""Policy servers and trainer disagree about the probabilities of sampled tokens: what is sampled is not what is
+trained."""
+REASON_STEPS_SKIPPED: Final = "StepsSkipped"
+"""Too many steps in a row had no group to learn from (`failurePolicy.maxSkippedSteps`)."""
+REASON_TOO_MANY_RESTARTS: Final = "TooManyRestarts"
+"""The trainer was lost more often than `failurePolicy.maxRestarts`."""
+REASON_DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+"""`activeDeadlineSeconds` is over."""
+REASON_INVALID_TASKS: Final = "InvalidTasks"
+"""A task file is empty or unreadable, or no row has the fields that the spec names."""
+REASON_ERROR: Final = "Error"
+"""The trainer failed; `status.lastError` has its last lines."""
+REASON_INTERRUPTED: Final = "Interrupted"
+"""Ended by the user (local runs)."""
+REASON_COMPLETED: Final = "Completed"
+"""All steps are done and the checkpoint is written."""
 
 # --- Environment of an agent ---------------------------------------------------------------------------------------
 # What an agent process finds in its environment. The OPENAI_* and OTEL_* names belong to those projects.
@@ -47,6 +135,16 @@ ENV_OTEL_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 ENV_OTEL_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
 ENV_OTEL_RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 ENV_OTEL_SERVICE: Final = "OTEL_SERVICE_NAME"
+AGENT_ENV_RESERVED: Final = (
+    ENV_OPENAI_BASE_URL,
+    ENV_OPENAI_API_BASE,
+    ENV_OPENAI_API_KEY,
+    ENV_TRACEPARENT,
+    ENV_OTEL_ENDPOINT,
+    ENV_OTEL_PROTOCOL,
+)
+"""What a pool's template must not set, since Kitestring does; nor anything that starts with AGENT_ENV_PREFIX."""
+AGENT_ENV_PREFIX: Final = "KITESTRING_"
 
 MODE_TRAIN: Final = "train"
 MODE_VALIDATION_GREEDY: Final = "validation-greedy"

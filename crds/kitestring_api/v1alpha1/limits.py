@@ -1,9 +1,13 @@
 """What one attempt may use, and how often a rollout is tried."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from kitestring_api.v1alpha1.api_model import ApiModel
-from kitestring_api.v1alpha1.scalars import Quantity, Seconds
+from kitestring_api.v1alpha1.scalars import Label, Quantity, Seconds
+
+TokenCount = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
 
 class Limits(ApiModel):
@@ -15,7 +19,7 @@ class Limits(ApiModel):
     tokens: int = Field(
         1_000_000, ge=1, le=1_000_000_000, description="Tokens of trained policies, prompts and replies together."
     )
-    frozen_tokens: dict[str, int] = Field(
+    frozen_tokens: dict[Label, TokenCount] = Field(
         default_factory=dict,
         max_length=8,
         description="Tokens of each frozen model, by the name of its policy; absent: no limit of its own.",

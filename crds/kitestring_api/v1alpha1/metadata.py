@@ -10,9 +10,11 @@ from kitestring_api.v1alpha1.scalars import Name
 RESOURCE_NAME_LENGTH = 40
 """Longest name of a TrainingRun or RolloutPool: the names of their pods, made from it, must fit in 63 characters."""
 
+RESOURCE_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""A DNS label that starts with a letter, as names of Services must."""
+
 ResourceName = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=RESOURCE_NAME_LENGTH, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$"),
+    str, StringConstraints(min_length=1, max_length=RESOURCE_NAME_LENGTH, pattern=RESOURCE_NAME_PATTERN)
 ]
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from kitestring_api import names
 from kitestring_api.v1alpha1.api_model import OpenModel
 from kitestring_api.v1alpha1.references import KeyReference
 from kitestring_api.v1alpha1.rule import Rule
@@ -80,6 +81,15 @@ class PodTemplate(OpenModel):
             "write the program that the image would start, e.g. command: [python, agent.py]",
             field=".spec.containers",
             reason="FieldValueRequired",
+        ),
+        Rule(
+            "self.spec.containers.filter(c, c.name == 'agent').all(c, !c.env.exists(e, "
+            f"e.name.startsWith('{names.AGENT_ENV_PREFIX}') || e.name in {list(names.AGENT_ENV_RESERVED)}))",
+            "spec.template.spec.containers[agent].env must not set what Kitestring sets: "
+            f"{', '.join(names.AGENT_ENV_RESERVED)}, {names.AGENT_ENV_PREFIX}*",
+            "remove these variables: the agent finds base URL and key of the gateway in them",
+            field=".spec.containers",
+            reason="FieldValueForbidden",
         ),
     )
 

@@ -72,8 +72,25 @@ class RolloutPoolSpec(ApiModel):
     attempts: Attempts = Field(default_factory=Attempts, description="How often a rollout is tried.")
 
 
+def _fixed_while_used(section: str) -> Rule:
+    """The rule that `spec.<section>`, which every pool has, stays as it is while runs use the pool."""
+    return Rule(
+        "!has(oldSelf.status) || !has(oldSelf.status.runs) || oldSelf.status.runs == 0 "
+        f"|| self.spec.{section} == oldSelf.spec.{section}",
+        f"spec.{section} cannot change while runs use the pool",
+        "wait until status.runs is 0, or make a second pool",
+        field=f".spec.{section}",
+        reason="FieldValueForbidden",
+    )
+
+
 class RolloutPool(ApiModel):
     """An agent, how it is run and scored, and how much of it may run at once."""
+
+    rules = tuple(
+        _fixed_while_used(section)
+        for section in ("isolation", "trust", "template", "agentProtocol", "reward", "limits", "attempts")
+    )
 
     plural: ClassVar[str] = "rolloutpools"
 

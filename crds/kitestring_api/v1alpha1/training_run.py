@@ -46,7 +46,7 @@ class TrainingRunSpec(ApiModel):
         Rule(
             "self.trainer.backend == 'collect' || self.rollouts.minGroupSize >= 2 "
             "|| !(self.algorithm.advantage in ['grpo', 'rloo'])",
-            "spec.rollouts.minGroupSize must be at least 2 with advantage: grpo or rloo, which compare rewards in a group",
+            "spec.rollouts.minGroupSize must be at least 2 with advantage grpo or rloo, which compare within a group",
             "raise minGroupSize (and groupSize where it is 1), or use reinforce++-baseline",
             field=".rollouts.minGroupSize",
         ),
@@ -111,8 +111,68 @@ class TrainingRunSpec(ApiModel):
         return tuple(policy for policy in self.policies if not policy.train)
 
 
+def _unchanged(path: str) -> str:
+    """CEL: the field at `path` of the spec is as it was, or absent as it was."""
+    now, before = f"self.spec.{path}", f"oldSelf.spec.{path}"
+    return f"(has({now}) == has({before}) && (!has({now}) || {now} == {before}))"
+
+
+def _fixed_once_started(section: str, fields: tuple[str, ...] = (), *, remedy: str) -> Rule:
+    """The rule that `spec.<section>`, or only these `fields` of it, stays as it was when the run started."""
+    paths = [f"{section}.{field}" for field in fields] or [section]
+    what = f"spec.{section}" + (f" ({', '.join(fields)})" if fields else "")
+    return Rule(
+        "!has(oldSelf.status) || !has(oldSelf.status.startTime) || (" + " && ".join(map(_unchanged, paths)) + ")",
+        f"{what} cannot change once the run has started",
+        remedy,
+        field=f".spec.{section}",
+        reason="FieldValueForbidden",
+    )
+
+
 class TrainingRun(ApiModel):
     """A model trained by reinforcement on what an agent does with it."""
+
+    rules = (
+        *(
+            _fixed_once_started(
+                section, remedy="make a new run; policies[].model.checkpointOf starts it from a checkpoint of this one"
+            )
+            for section in (
+                "policies",
+                "tasks",
+                "rollouts",
+                "algorithm",
+                "trainer",
+                "traces",
+                "storage",
+                "seed",
+                "validation",
+                "checkpoints",
+            )
+        ),
+        _fixed_once_started(
+            "inference",
+            ("backend", "gpusPerReplica", "image", "extraArgs", "threads", "template"),
+            remedy="change replicas only, or make a new run",
+        ),
+        _fixed_once_started("gateway", ("template", "holdSeconds"), remedy="change replicas only, or make a new run"),
+        Rule(
+            "!has(oldSelf.status) || !has(oldSelf.status.step) || self.spec.steps == oldSelf.spec.steps "
+            "|| self.spec.steps >= oldSelf.status.step",
+            "spec.steps must not be less than the steps that are done",
+            "set it to status.step to end the run now, or to more",
+            field=".spec.steps",
+        ),
+        Rule(
+            "!has(oldSelf.status) || !has(oldSelf.status.startTime) || oldSelf.spec.suspend "
+            "|| self.spec.scheduling == oldSelf.spec.scheduling",
+            "spec.scheduling cannot change while the run holds its pods",
+            "set suspend: true first, then change it",
+            field=".spec.scheduling",
+            reason="FieldValueForbidden",
+        ),
+    )
 
     plural: ClassVar[str] = "trainingruns"
 
