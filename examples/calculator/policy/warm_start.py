@@ -80,7 +80,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM
         for layer in model.model.layers:
             torch.nn.init.orthogonal_(layer.self_attn.v_proj.weight)
             layer.self_attn.o_proj.weight.copy_(layer.self_attn.v_proj.weight.T)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     return model
 
 
