@@ -1,0 +1,381 @@
+"""From records to spans: one encoder per open attempt, owned by the gateway process that owns the attempt."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from kitestring_rollout.traces import codec
+from kitestring_rollout.traces import conventions as names
+from kitestring_rollout.traces.identity import call_span_id, root_span_id, trace_id
+from kitestring_rollout.traces.messages import to_semconv
+from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, ChoiceRecord, EndRecord, Json
+
+PROOF_FORMAT = "1"
+MAX_CONVERSATIONS = 4
+"""So many interleaved conversations of an attempt (sub-agents) are told apart for the delta; more cost bytes only."""
+
+_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSpan:
+    """A span as the exporter sends it."""
+
+    data: bytes
+    """Serialised `opentelemetry.proto.trace.v1.Span`."""
+    payload_sha256: bytes
+    """32 bytes: what the attempt's digest is made of."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """What the next call of a conversation probably begins with."""
+
+    seq: int
+    ids: bytes
+    """Prompt and first choice of call `seq`, packed int32."""
+    messages: tuple[Json, ...]
+    tools: tuple[Json, ...] | None
+
+
+class CallEncoder:
+    """Encodes the calls of one attempt, in any order of `seq`; not thread-safe.
+
+    It keeps the last prompt of up to `MAX_CONVERSATIONS` conversations, so that a call costs the bytes that are new in
+    it. With `record_contents=False` messages, texts, tool definitions and outputs are left out; token ids and logprobs,
+    which training needs, are not.
+    """
+
+    def __init__(self, identity: AttemptIdentity, *, record_contents: bool = True) -> None:
+        self._identity = identity
+        self._contents = record_contents
+        self._trace_id = trace_id(identity.attempt)
+        self._root = root_span_id(identity.attempt)
+        self._fixed = _identity_attributes(identity)
+        self._head = orjson.Fragment(orjson.dumps(identity_head(identity)))
+        self._conversations: list[_Conversation] = []
+
+    def encode(self, record: CallRecord) -> EncodedSpan:
+        """The span of a call; raises ValueError for a record that contradicts itself."""
+        if record.identity != self._identity:
+            raise ValueError(f"call {record.seq} belongs to attempt {record.attempt}, not {self._identity.attempt}")
+        prompt = _packed(record.prompt_token_ids, "<i4")
+        head, arrays = _call_head(record, prompt)
+        base = self._base(prompt, record)
+        messages, shared = record.messages, 0
+        base_shared = 0
+        if base is not None:
+            base_shared = codec.shared_ids(base.ids, prompt)
+            shared = _shared_messages(base.messages, record.messages)
+            messages = record.messages[shared:]
+        head["identity"] = self._head
+        head["prompt"] = {
+            "base": base.seq if base is not None else 0,
+            "shared": base_shared,
+            "count": len(prompt) // 4,
+            "sha256": hashlib.sha256(prompt).hexdigest(),
+        }
+        span = Span(
+            trace_id=self._trace_id,
+            span_id=call_span_id(record.attempt, record.epoch, record.seq),
+            parent_span_id=self._root,
+            name=f"{_OPERATIONS[record.api]} {record.model}",
+            kind=Span.SPAN_KIND_CLIENT,
+            start_time_unix_nano=record.started_unix_nano,
+            end_time_unix_nano=record.ended_unix_nano,
+        )
+        contents: list[tuple[str, str]] = []
+        if self._contents:
+            new_tools = record.tools if base is None or base.tools != record.tools else None
+            contents = _call_contents(record, messages, new_tools)
+            head["contents"] = {
+                "attributes": [name for name, _ in contents],
+                "sha256": codec.contents_sha256([text for _, text in contents]),
+                "messages": {"shared": shared, "new": len(messages)},
+                "tools": "none" if record.tools is None else "new" if new_tools is not None else "base",
+            }
+        payload = codec.pack(head, [prompt[4 * base_shared :], *arrays])
+        hashed = codec.payload_sha256("c", record.attempt, record.epoch, record.seq, payload)
+        attributes = span.attributes
+        _text(attributes, names.PROOF, f"{PROOF_FORMAT}:c:{record.epoch}:{record.seq}:{hashed.hex()}")
+        _text(attributes, names.PAYLOAD, payload)
+        span.MergeFromString(self._fixed)
+        _call_attributes(attributes, record)
+        if self._contents:
+            _number(attributes, names.MESSAGES_SHARED, shared)
+            for name, text in contents:
+                _text(attributes, name, text)
+        if record.outcome != "ok":
+            span.status.code = Status.STATUS_CODE_ERROR
+            span.status.message = record.error or record.outcome
+            _text(attributes, names.ERROR_TYPE, str(record.status) if record.status else record.outcome)
+        if base is not None and (4 * base_shared == len(base.ids) or shared == len(base.messages) > 0):
+            self._conversations.remove(base)  # this call goes on where that one ended
+        elif len(self._conversations) == MAX_CONVERSATIONS:
+            del self._conversations[0]
+        reply = _packed(record.choices[0].token_ids, "<i4") if record.choices else b""
+        self._conversations.append(_Conversation(record.seq, prompt + reply, record.messages, record.tools))
+        return EncodedSpan(span.SerializeToString(), hashed)
+
+    def _base(self, prompt: bytes, record: CallRecord) -> _Conversation | None:
+        """The conversation that shares most with this call; the newest of equals, None when none shares anything."""
+        best, most = None, (0, 0)
+        for conversation in reversed(self._conversations):
+            shared = (
+                codec.shared_ids(conversation.ids, prompt),
+                _shared_messages(conversation.messages, record.messages),
+            )
+            if shared > most:
+                best, most = conversation, shared
+                if shared[0] and 4 * shared[0] == len(conversation.ids):
+                    break
+        return best
+
+
+def encode_end(record: EndRecord, *, record_contents: bool = True) -> EncodedSpan:
+    """The attempt's root span, which proves the attempt."""
+    identity = record.identity
+    head: Json = {
+        "identity": identity_head(identity),
+        "n_calls": record.n_calls,
+        "digest": record.digest,
+        "outcome": record.outcome,
+        "reason": record.reason,
+        "reward": record.reward,
+        "reward_source": record.reward_source,
+        "exit_code": record.exit_code,
+        "seconds": record.seconds,
+        "calls": record.calls.model_dump(),
+        "started": record.started_unix_nano,
+        "ended": record.ended_unix_nano,
+    }
+    if record_contents:
+        head["output"] = record.output
+    payload = codec.pack(head, ())
+    hashed = codec.payload_sha256("e", record.attempt, record.epoch, 0, payload)
+    span = Span(
+        trace_id=trace_id(record.attempt),
+        span_id=root_span_id(record.attempt),
+        name=names.ROOT_SPAN_NAME,
+        kind=Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=record.started_unix_nano,
+        end_time_unix_nano=record.ended_unix_nano,
+    )
+    attributes = span.attributes
+    _text(attributes, names.PROOF, f"{PROOF_FORMAT}:e:{record.epoch}:0:{hashed.hex()}")
+    _text(attributes, names.PAYLOAD, payload)
+    span.MergeFromString(_identity_attributes(identity))
+    _text(attributes, names.OPERATION, "invoke_agent")
+    _text(attributes, names.OUTCOME, record.outcome)
+    _number(attributes, names.N_CALLS, record.n_calls)
+    if record.exit_code is not None:
+        _number(attributes, names.EXIT_CODE, record.exit_code)
+    if record.reason is not None:
+        _text(attributes, names.REASON, record.reason)
+    if record_contents and record.output is not None:
+        _text(attributes, names.OUTPUT, record.output)
+    if record.reward is not None:
+        _add(attributes, names.REWARD).double_value = record.reward
+        event = span.events.add(time_unix_nano=record.ended_unix_nano, name=names.EVALUATION_EVENT)
+        _text(event.attributes, names.EVALUATION_NAME, record.reward_source or "reward")
+        _add(event.attributes, names.EVALUATION_SCORE).double_value = record.reward
+    if record.outcome != "Succeeded":
+        span.status.code = Status.STATUS_CODE_ERROR
+        span.status.message = record.reason or record.outcome
+        _text(attributes, names.ERROR_TYPE, record.outcome)
+    return EncodedSpan(span.SerializeToString(), hashed)
+
+
+def identity_head(identity: AttemptIdentity) -> Json:
+    """The identity as the head of a payload holds it."""
+    return {
+        "run": identity.run,
+        "rollout": identity.rollout,
+        "attempt": identity.attempt,
+        "group": identity.group,
+        "task": identity.task,
+        "step": identity.step,
+        "mode": identity.mode,
+        "epoch": identity.epoch,
+    }
+
+
+def _call_head(record: CallRecord, prompt: bytes) -> tuple[Json, list[bytes]]:
+    choices: list[Json] = []
+    arrays: list[bytes] = []
+    for choice in record.choices:
+        ids, logprobs = _packed(choice.token_ids, "<i4"), _packed(choice.logprobs, "<f4")
+        _check_choice(record.seq, choice, len(ids) // 4, len(logprobs) // 4)
+        arrays += (ids, logprobs)
+        choices.append(
+            {
+                "index": choice.index,
+                "tokens": len(ids) // 4,
+                "logprobs": len(logprobs) // 4,
+                "versions": [(span.version, span.start, span.end) for span in choice.versions],
+                "finish_reason": choice.finish_reason,
+                "tool_calls": _tool_calls(choice),
+            }
+        )
+    head: Json = {
+        "seq": record.seq,
+        "api": record.api,
+        "model": record.model,
+        "requested_model": record.requested_model,
+        "trained": record.trained,
+        "outcome": record.outcome,
+        "streamed": record.streamed,
+        "status": record.status,
+        "error": record.error,
+        "agent": record.agent,
+        "started": record.started_unix_nano,
+        "ended": record.ended_unix_nano,
+        "first_chunk": record.first_chunk_unix_nano,
+        "sampling": record.sampling,
+        "nonconforming": record.nonconforming,
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "response_id": record.response_id,
+        "choices": choices,
+    }
+    return head, arrays
+
+
+def _check_choice(seq: int, choice: ChoiceRecord, tokens: int, logprobs: int) -> None:
+    if logprobs not in (0, tokens):
+        raise ValueError(f"call {seq}, choice {choice.index}: {tokens} token ids but {logprobs} logprobs")
+    position = 0
+    for span in choice.versions:
+        if span.start != position or span.end < span.start:
+            raise ValueError(f"call {seq}, choice {choice.index}: versions leave a gap at token {position}")
+        position = span.end
+    if choice.versions and position != tokens:
+        raise ValueError(f"call {seq}, choice {choice.index}: versions cover {position} of {tokens} tokens")
+
+
+def _tool_calls(choice: ChoiceRecord) -> int:
+    calls = choice.message.get("tool_calls") if choice.message is not None else None
+    return len(calls) if isinstance(calls, list) else choice.tool_calls
+
+
+def _call_contents(
+    record: CallRecord, messages: tuple[Json, ...], tools: tuple[Json, ...] | None
+) -> list[tuple[str, str]]:
+    """Content attributes in the order in which they are hashed."""
+    contents = []
+    if messages:
+        contents.append((names.INPUT_MESSAGES, _json([to_semconv(message) for message in messages])))
+    if record.choices:
+        contents.append((names.OUTPUT_MESSAGES, _json([_output_message(choice) for choice in record.choices])))
+    if tools is not None:
+        contents.append((names.TOOL_DEFINITIONS, _json(tools)))
+    return contents
+
+
+def _output_message(choice: ChoiceRecord) -> Json:
+    if choice.message is not None:
+        message = to_semconv(choice.message)
+    elif choice.text is not None:
+        message = {"role": "assistant", "parts": [{"type": "text", "content": choice.text}], "kitestring.text": True}
+    else:
+        message = {"role": "assistant", "parts": []}
+    return {**message, "finish_reason": choice.finish_reason}
+
+
+def _call_attributes(attributes: Any, record: CallRecord) -> None:
+    _text(attributes, names.OPERATION, _OPERATIONS[record.api])
+    _text(attributes, names.PROVIDER_NAME, names.PROVIDER)
+    _number(attributes, names.SEQ, record.seq)
+    _text(attributes, names.OUTCOME, record.outcome)
+    _text(attributes, names.REQUEST_MODEL, record.requested_model)
+    _text(attributes, names.RESPONSE_MODEL, record.model)
+    _add(attributes, names.TRAINED).bool_value = record.trained
+    if record.response_id is not None:
+        _text(attributes, names.RESPONSE_ID, record.response_id)
+    if record.prompt_tokens is not None:
+        _number(attributes, names.INPUT_TOKENS, record.prompt_tokens)
+    if record.completion_tokens is not None:
+        _number(attributes, names.OUTPUT_TOKENS, record.completion_tokens)
+    if record.choices:
+        _texts(attributes, names.FINISH_REASONS, [choice.finish_reason or "" for choice in record.choices])
+        versions = sorted({span.version for choice in record.choices for span in choice.versions})
+        if versions:
+            _text(attributes, names.POLICY_VERSION, ",".join(versions))
+    if record.streamed:
+        _add(attributes, names.STREAM).bool_value = True
+        if record.first_chunk_unix_nano is not None:
+            seconds = (record.first_chunk_unix_nano - record.started_unix_nano) / 1e9
+            _add(attributes, names.FIRST_CHUNK_SECONDS).double_value = seconds
+    sampling = record.sampling
+    if isinstance(sampling.get("temperature"), (int, float)):
+        _add(attributes, names.TEMPERATURE).double_value = sampling["temperature"]
+    for key, name in (("max_tokens", names.MAX_TOKENS), ("seed", names.SEED)):
+        if isinstance(sampling.get(key), int):
+            _number(attributes, name, sampling[key])
+    if len(record.choices) > 1:
+        _number(attributes, names.CHOICE_COUNT, len(record.choices))
+    if record.agent is not None:
+        _text(attributes, names.AGENT_NAME, record.agent)
+    if record.nonconforming:
+        _texts(attributes, names.NONCONFORMING, record.nonconforming)
+    if record.status is not None:
+        _number(attributes, names.STATUS_CODE, record.status)
+
+
+def _identity_attributes(identity: AttemptIdentity) -> bytes:
+    """The attributes that are the same in every span of the attempt, serialised once."""
+    span = Span()
+    for name, value in (
+        (names.RUN, identity.run),
+        (names.ROLLOUT, identity.rollout),
+        (names.ATTEMPT, identity.attempt),
+        (names.CONVERSATION, identity.attempt),
+        (names.GROUP, identity.group),
+        (names.MODE, identity.mode),
+    ):
+        _text(span.attributes, name, value)
+    _number(span.attributes, names.TASK, identity.task)
+    _number(span.attributes, names.STEP, identity.step)
+    data: bytes = span.SerializeToString()
+    return data
+
+
+def _shared_messages(known: tuple[Json, ...], messages: tuple[Json, ...]) -> int:
+    shared = 0
+    for one, other in zip(known, messages, strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
+
+
+def _packed(array: np.ndarray[Any, Any], dtype: str) -> bytes:
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _add(attributes: Any, name: str) -> Any:
+    return attributes.add(key=name).value
+
+
+def _text(attributes: Any, name: str, value: str) -> None:
+    attributes.add(key=name).value.string_value = value
+
+
+def _number(attributes: Any, name: str, value: int) -> None:
+    attributes.add(key=name).value.int_value = value
+
+
+def _texts(attributes: Any, name: str, values: Any) -> None:
+    array = attributes.add(key=name).value.array_value
+    for value in values:
+        array.values.add(string_value=value)
