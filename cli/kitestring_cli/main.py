@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import click
+
 from kitestring_api.errors import UserMistakeError
 from kitestring_api.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER
 
@@ -54,7 +55,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit codes: `kitestring_api.names.EXIT_*`. A user's mistake prints one message; a bug its traceback."""
+    """Entry point. Exit codes: `names.EXIT_*`. A user's mistake prints one message, a bug its traceback."""
     try:
         result = cli.main(args=arguments, prog_name="kitestring", standalone_mode=False)
     except click.exceptions.Abort:

@@ -10,7 +10,9 @@ from kitestring_trainer.samples.advantages import advantages, grpo, rloo, whiten
 
 def test_grpo_by_hand() -> None:
     # mean 1/2, unbiased std sqrt(((1/2)^2 · 4) / 3) = 0.57735
-    np.testing.assert_allclose(grpo(np.array([1.0, 0.0, 1.0, 0.0])), [0.866024, -0.866024, 0.866024, -0.866024], atol=1e-5)
+    np.testing.assert_allclose(
+        grpo(np.array([1.0, 0.0, 1.0, 0.0])), [0.866024, -0.866024, 0.866024, -0.866024], atol=1e-5
+    )
     np.testing.assert_allclose(grpo(np.array([3.0, 1.0]), normalize_by_std=False), [1.0, -1.0])
 
 
@@ -31,7 +33,9 @@ def test_rloo_by_hand() -> None:
 def test_reinforce_takes_each_rollout_once() -> None:
     # all of the step: 1, 0, 0, 1: mean 1/2, unbiased variance 1/3
     values = advantages({"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}, "reinforce++")
-    np.testing.assert_allclose(np.concatenate(list(values.values())), [0.8660254, -0.8660254, -0.8660254, 0.8660254], atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(list(values.values())), [0.8660254, -0.8660254, -0.8660254, 0.8660254], atol=1e-6
+    )
 
 
 def test_reinforce_baseline_subtracts_the_group_first() -> None:

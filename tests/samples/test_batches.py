@@ -69,7 +69,9 @@ def test_a_dropped_row_changes_neither_advantages_nor_the_others() -> None:
     whole = make_samples(1, "1.0", FIGURE_5, rules())
     cut = make_samples(1, "1.0", FIGURE_5, rules(limits=RowLimits(prompt=100, response=99)))
     assert cut.rows_dropped == 1
-    assert {row.rollout: row.advantage for row in cut.batch.rows} == {row.rollout: row.advantage for row in whole.batch.rows}
+    assert {row.rollout: row.advantage for row in cut.batch.rows} == {
+        row.rollout: row.advantage for row in whole.batch.rows
+    }
     for name in "ABC":
         assert weight_of(cut, name) == pytest.approx(1 / 3)
     dropped = [record for record in cut.records if record.excluded]
@@ -89,12 +91,16 @@ def test_small_groups_are_skipped_and_said_so() -> None:
     samples = make_samples(1, "1.0", [*FIGURE_5, lonely], rules())
     assert samples.skipped_groups == ("h",)
     assert weight_of(samples, "L") == 0
-    assert [r.excluded for r in samples.records if r.rollout == "L"] == ["group has 1 counted rollouts, minGroupSize is 2"]
+    assert [r.excluded for r in samples.records if r.rollout == "L"] == [
+        "group has 1 counted rollouts, minGroupSize is 2"
+    ]
     assert weight_of(samples, "A") == pytest.approx(1 / 3)
 
 
 def test_only_tokens_of_the_trained_version_enter_the_correlation() -> None:
-    samples = make_samples(2, "1.1", [rollout("A", 1.0, [3], version="1.1"), rollout("B", 0.0, [2], version="1.0")], rules())
+    samples = make_samples(
+        2, "1.1", [rollout("A", 1.0, [3], version="1.1"), rollout("B", 0.0, [2], version="1.0")], rules()
+    )
     current = {row.rollout: row.current_version.tolist() for row in samples.batch.rows}
     assert current == {"A": [True] * 3, "B": [False] * 2}
 
@@ -113,7 +119,9 @@ rollouts = st.lists(
 @settings(max_examples=60)
 @given(rollouts, st.integers(1, 5))
 def test_whole_rollouts_and_exact_weights(made: list[tuple[int, float, list[int]]], updates: int) -> None:
-    scored = [rollout(f"r{i:02d}", reward, lengths, group=f"g{group}") for i, (group, reward, lengths) in enumerate(made)]
+    scored = [
+        rollout(f"r{i:02d}", reward, lengths, group=f"g{group}") for i, (group, reward, lengths) in enumerate(made)
+    ]
     samples = make_samples(1, "1.0", scored, rules(updates=updates))
     kept = [r for r in scored if r.group not in samples.skipped_groups]
     cells: dict[str, set[int]] = {}

@@ -14,7 +14,9 @@ from kitestring_trainer.samples.transitions import Transition
 WIDE = RowLimits(prompt=1_000, response=1_000)
 
 
-def transition(seq: int, prompt: list[int], response: list[int], *, choice: int = 0, excluded: str | None = None) -> Transition:
+def transition(
+    seq: int, prompt: list[int], response: list[int], *, choice: int = 0, excluded: str | None = None
+) -> Transition:
     return Transition(
         rollout="r",
         attempt="a",
@@ -103,8 +105,10 @@ def test_limits(limits: RowLimits, transitions: list[Transition], expected: list
         max_size=12,
     )
 )
-def test_every_reply_is_trained_exactly_once_behind_its_own_prompt(turns: list[tuple[int, list[int], list[int]]]) -> None:
-    """Conversations 0..2 grow by (reply, observation); whatever is merged, each reply stands once behind its exact prompt."""
+def test_every_reply_is_trained_exactly_once_behind_its_own_prompt(
+    turns: list[tuple[int, list[int], list[int]]],
+) -> None:
+    """Conversations 0..2 grow by (reply, observation); each reply stands once, behind its exact prompt."""
     contexts: dict[int, list[int]] = {0: [0], 1: [1, 1], 2: [0, 2]}
     made: list[Transition] = []
     for seq, (conversation, reply, observation) in enumerate(turns, start=1):

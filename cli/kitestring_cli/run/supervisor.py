@@ -124,7 +124,7 @@ class Supervisor:
         self._running[part.name] = _Running(part, process, _Output(process.stdout, part.log))
 
     def wait_until_listening(self, name: str) -> Mapping[str, str]:
-        """URLs by port name, as the part printed them. Raises PartFailedError when it ended instead, or took too long."""
+        """URLs by port name, as the part printed them; PartFailedError when it ended instead or took too long."""
         running = self._running[name]
         listening = running.output.wait(START_SECONDS)
         if not listening:

@@ -18,7 +18,9 @@ GRPO_EPSILON = 1e-6
 WHITEN_EPSILON = 1e-8
 
 
-def advantages(groups: Rewards, kind: AdvantageKind, *, normalize_by_std: bool = True) -> dict[str, NDArray[np.float64]]:
+def advantages(
+    groups: Rewards, kind: AdvantageKind, *, normalize_by_std: bool = True
+) -> dict[str, NDArray[np.float64]]:
     """`groups`: group → rewards [n] of its counted rollouts; the result has the same keys and shapes.
 
     Raises ValueError for a reward that is not finite (they are refused long before).
@@ -44,11 +46,15 @@ def grpo(rewards: NDArray[np.float64], *, normalize_by_std: bool = True) -> NDAr
     if len(rewards) == 1:
         return rewards / (1.0 + GRPO_EPSILON) if normalize_by_std else rewards
     centred = rewards - rewards.mean()
-    return centred / (rewards.std(ddof=1) + GRPO_EPSILON) if normalize_by_std else centred
+    scale = float(rewards.std(ddof=1)) + GRPO_EPSILON if normalize_by_std else 1.0
+    return np.asarray(centred / scale, np.float64)
 
 
 def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R_i minus the mean of the others = n/(n-1) · (R_i - mean); a group of one keeps R (verl `compute_rloo_outcome_advantage`)."""
+    """R_i minus the mean of the others = n/(n-1) · (R_i - mean); a group of one keeps R.
+
+    Matches verl 0.9.1 `compute_rloo_outcome_advantage` with one row per rollout.
+    """
     rewards = rewards.astype(np.float64)
     n = len(rewards)
     return rewards if n == 1 else (rewards - rewards.mean()) * n / (n - 1)

@@ -1,8 +1,8 @@
 """Mini-batches: whole rollouts dealt into the step's optimizer updates, each token weighted as in Eq. 16.
 
-Loss of one update (arXiv 2608.17528, Eq. 16): 1/N · Σ_i 1/T_i · Σ_{rows of i} Σ_t loss_t, where N is the number of counted
-rollouts of that mini-batch, those without spread in their group and those whose rows were dropped included, and T_i the
-trained tokens of rollout i after drops. The weight 1/(N·T_i) travels with each row.
+Loss of one update (arXiv 2608.17528, Eq. 16): 1/N · Σ_i 1/T_i · Σ_{rows of i} Σ_t loss_t, where N is the number of
+counted rollouts of that mini-batch, those without spread in their group and those whose rows were dropped included,
+and T_i the trained tokens of rollout i after drops. The weight 1/(N·T_i) travels with each row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows: transitions merged where one prompt extends the last context by exact token ids.
 
-The rule is the report's best-effort exact-prefix merge (arXiv 2608.17528, §"Sample merging"): call t+1 joins a row iff its
-prompt starts with exactly the ids of that row. Unlike the reference implementation, which compares with the previous
-call only, every open row is a candidate, so interleaved sub-agents (A1 B1 A2 B2) give two rows and not four.
+The rule is the report's best-effort exact-prefix merge (arXiv 2608.17528, §"Sample merging"): call t+1 joins a row iff
+its prompt starts with exactly the ids of that row. Unlike the reference implementation, which compares with the
+previous call only, every open row is a candidate, so interleaved sub-agents (A1 B1 A2 B2) give two rows and not four.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class RowLimits:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training sample. `response_ids`, `response_mask`, `logprobs` have the same length R; mask 0 and logprob 0.0 mark
-    what the environment wrote between two replies."""
+    """One training sample. `response_ids`, `response_mask`, `logprobs` have the same length R.
+
+    Mask 0 and logprob 0.0 mark what the environment wrote between two replies.
+    """
 
     prompt_ids: NDArray[np.int32]
     response_ids: NDArray[np.int32]

@@ -1,0 +1,1 @@
+"""What the hot paths cost. `python -m bench` runs every row and checks the figures against the rows' `ranges.yaml`."""
