@@ -6,14 +6,12 @@ error whose remedy names the `--set` that gives the value.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kitestring_api.v1alpha1.pod_template import EnvVariable
 from kitestring_api.v1alpha1.policies import Policy
@@ -21,6 +19,7 @@ from kitestring_api.v1alpha1.references import KeyReference
 from kitestring_api.v1alpha1.rollout_pool import RolloutPool
 from kitestring_api.v1alpha1.tasks import TaskSource
 from kitestring_api.v1alpha1.training_run import TrainingRun
+from kitestring_cli.documents import Documents
 
 
 class UnresolvedError(Exception):
@@ -29,21 +28,6 @@ class UnresolvedError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
-
-
-@dataclass(frozen=True)
-class References:
-    """Values of the ConfigMaps and Secrets in the files: name → key → value."""
-
-    config_maps: Mapping[str, Mapping[str, str]]
-    secrets: Mapping[str, Mapping[str, str]]
-
-    @classmethod
-    def of(cls, documents: Sequence[Mapping[str, Any]]) -> References:
-        """From the raw documents of the files; other kinds are passed over."""
-        maps = {_name(d): dict(d.get("data") or {}) for d in documents if d.get("kind") == "ConfigMap"}
-        secrets = {_name(d): _secret_values(d) for d in documents if d.get("kind") == "Secret"}
-        return cls(maps, secrets)
 
 
 @dataclass(frozen=True)
@@ -73,8 +57,10 @@ class LocalRun:
 
     training_run: TrainingRun
     pool: RolloutPool
-    model: Path
     policy: Policy
+    """The one that agents get as their model: the trained one, or the first where nothing is trained."""
+    model: Path | None
+    """Hugging Face folder of the policy; None: an endpoint serves it."""
     train: LocalTasks
     validation: LocalTasks | None
     frozen: tuple[FrozenService, ...]
@@ -86,16 +72,16 @@ class LocalRun:
     """Fields that mean something in a cluster only."""
 
 
-def resolve(
-    training_run: TrainingRun, pool: RolloutPool, references: References, folders: tuple[Path, Path]
-) -> LocalRun:
-    """`folders` are those of the files of run and pool. Raises UnresolvedError with everything that is missing."""
-    resolver = _Resolver(references, training_run.metadata.name or "")
+def resolve(training_run: TrainingRun, pool: RolloutPool, documents: Documents) -> LocalRun:
+    """Raises UnresolvedError with everything that is missing."""
+    resolver = _Resolver(documents)
     spec = training_run.spec
-    run_folder, pool_folder = folders
+    run_folder = _folder_of(training_run, documents)
+    pool_folder = _folder_of(pool, documents)
+    resolver.serving(training_run)
     policy = spec.trained_policies[0] if spec.trained_policies else spec.policies[0]
     agent = pool.spec.template.agent
-    model = resolver.model(policy, spec.policies.index(policy), run_folder)
+    model = resolver.model(policy, spec.policies.index(policy), run_folder) if policy.endpoint is None else None
     train = resolver.tasks(spec.tasks.train, "spec.tasks.train", run_folder)
     held_out = spec.tasks.validation
     validation = resolver.tasks(held_out, "spec.tasks.validation", run_folder) if held_out is not None else None
@@ -124,10 +110,18 @@ def resolve(
 class _Resolver:
     """Collects every problem instead of stopping at the first."""
 
-    def __init__(self, references: References, run: str) -> None:
-        self._references = references
-        self._run = run
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
         self.problems: list[str] = []
+
+    def serving(self, training_run: TrainingRun) -> None:
+        spec = training_run.spec
+        if spec.inference.backend != "cpu":
+            remedy = "--set spec.inference.backend=cpu --set spec.inference.gpusPerReplica=0"
+            self._missing("spec.inference.backend", spec.inference.backend, f"a local run serves on the CPU: {remedy}")
+        if spec.trainer.backend == "verl" and spec.trainer.device != "cpu":
+            remedy = "--set spec.trainer.device=cpu --set spec.trainer.gpusPerNode=0"
+            self._missing("spec.trainer.device", spec.trainer.device, f"a local run trains on the CPU: {remedy}")
 
     def model(self, policy: Policy, index: int, folder: Path) -> Path:
         field = f"spec.policies[{index}].model"
@@ -145,9 +139,7 @@ class _Resolver:
         if source.inline is not None:
             return LocalTasks(None, tuple(source.inline), None, source.limit)
         if source.config_map is not None:
-            text = self._value(
-                self._references.config_maps, "ConfigMap", source.config_map, f"{field}.configMap", field
-            )
+            text = self._value("ConfigMap", source.config_map, f"{field}.configMap")
             return LocalTasks(None, _json_lines(text), None, source.limit) if text else LocalTasks(None, (), None, None)
         if source.path is None:
             kind = "s3" if source.s3 else "pvc"
@@ -166,7 +158,7 @@ class _Resolver:
         key = None
         if endpoint.api_key_secret_ref is not None:
             field = f"spec.policies[{index}].endpoint.apiKeySecretRef"
-            key = self._value(self._references.secrets, "Secret", endpoint.api_key_secret_ref, field, field)
+            key = self._value("Secret", endpoint.api_key_secret_ref, field)
         return FrozenService(policy.name, endpoint.url, endpoint.model, tuple(policy.aliases), key)
 
     def environment(self, variables: Sequence[EnvVariable], pool: str) -> dict[str, str]:
@@ -177,13 +169,9 @@ class _Resolver:
             if source is None:
                 values[variable.name] = variable.value or ""
             elif source.secret_key_ref is not None:
-                values[variable.name] = self._value(
-                    self._references.secrets, "Secret", source.secret_key_ref, field, field
-                )
+                values[variable.name] = self._value("Secret", source.secret_key_ref, field)
             elif source.config_map_key_ref is not None:
-                values[variable.name] = self._value(
-                    self._references.config_maps, "ConfigMap", source.config_map_key_ref, field, field
-                )
+                values[variable.name] = self._value("ConfigMap", source.config_map_key_ref, field)
             else:
                 self._missing(field, "a source that only a cluster has", f"give `value` for {variable.name} instead")
         return values
@@ -207,27 +195,30 @@ class _Resolver:
         if storage is None:
             return None
         reference = storage.credentials_secret_ref
-        if reference is None or reference.name not in self._references.secrets:
-            remedy = "add the Secret to the files, or keep everything in the run folder: --set spec.storage=null"
-            self._missing("spec.storage.credentialsSecretRef", "no such Secret in the files", remedy)
+        if reference is None:
+            remedy = "name a Secret, or keep everything in the run folder: --set spec.storage=null"
+            self._missing("spec.storage.credentialsSecretRef", "nothing", remedy)
             return None
-        secret = self._references.secrets[reference.name]
-        if missing := [key for key in ("accessKeyId", "secretAccessKey") if key not in secret]:
-            self._missing("spec.storage.credentialsSecretRef", f"Secret {reference.name} without {missing}", "add them")
-            return None
-        return secret["accessKeyId"], secret["secretAccessKey"]
+        field = "spec.storage.credentialsSecretRef"
+        return (
+            self._value("Secret", KeyReference(name=reference.name, key="accessKeyId"), field),
+            self._value("Secret", KeyReference(name=reference.name, key="secretAccessKey"), field),
+        )
 
-    def _value(
-        self, values: Mapping[str, Mapping[str, str]], kind: str, reference: KeyReference, field: str, settable: str
-    ) -> str:
-        if reference.name not in values:
-            self._missing(field, f"{kind} {reference.name} is in none of the files", f"add it, or --set {settable}=…")
+    def _value(self, kind: Literal["ConfigMap", "Secret"], reference: KeyReference, field: str) -> str:
+        found = (self._documents.secret if kind == "Secret" else self._documents.config_map)(reference.name)
+        if found is None:
+            self._missing(field, f"{kind} {reference.name} is in none of the files", f"add it, or --set {field}=…")
             return ""
-        if reference.key not in values[reference.name]:
-            keys = ", ".join(sorted(values[reference.name])) or "none"
+        if reference.key not in found.values:
+            keys = ", ".join(sorted(found.values)) or "none"
             self._missing(field, f"{kind} {reference.name} has no key {reference.key}", f"allowed: {keys}")
             return ""
-        return values[reference.name][reference.key]
+        try:
+            return found.values[reference.key].decode()
+        except UnicodeDecodeError:
+            self._missing(field, f"{kind} {reference.name} key {reference.key} is no text", "give text in UTF-8")
+            return ""
 
     def _missing(self, field: str, found: str, remedy: str) -> None:
         self.problems.append(f"{field}: found {found}; {remedy}")
@@ -266,18 +257,10 @@ def _not_applied(training_run: TrainingRun, pool: RolloutPool) -> Iterator[str]:
             yield f"RolloutPool spec.template.spec.containers[{container.name}]"
 
 
-def _name(document: Mapping[str, Any]) -> str:
-    return str((document.get("metadata") or {}).get("name", ""))
-
-
-def _secret_values(document: Mapping[str, Any]) -> dict[str, str]:
-    values = dict(document.get("stringData") or {})
-    for key, encoded in (document.get("data") or {}).items():
-        try:
-            values.setdefault(key, base64.b64decode(encoded, validate=True).decode())
-        except (binascii.Error, UnicodeDecodeError, TypeError) as error:
-            raise UnresolvedError([f"Secret {_name(document)} data.{key}: no base64 of text ({error})"]) from error
-    return values
+def _folder_of(resource: TrainingRun | RolloutPool, documents: Documents) -> Path:
+    """Folder of the file that holds the resource; standard input counts as the current folder."""
+    file = next(document.file for document in documents.documents if document.model is resource)
+    return Path(file).resolve().parent if Path(file).is_file() else Path.cwd()
 
 
 def _json_lines(text: str) -> tuple[dict[str, Any], ...]:
