@@ -13,7 +13,7 @@ from kitestring_api.v1alpha1.api_model import ApiModel, OpenModel
 
 Schema = dict[str, Any]
 
-_DROPPED = frozenset({"title", "additionalProperties", "propertyNames", "$defs"})
+_DROPPED = frozenset({"title", "additionalProperties", "patternProperties", "propertyNames", "$defs"})
 """Keywords of pydantic's schema that a structural schema must not have, or has no need of. `additionalProperties` comes
 back for maps."""
 
@@ -55,7 +55,8 @@ def _field(field: FieldInfo, node: Schema, definitions: dict[str, Schema], defau
     if defaults and not field.is_required():
         default = field.get_default(call_default_factory=True, validated_data={})
         if default is not None:
-            schema["default"] = {} if isinstance(default, BaseModel) else default
+            # in full: a cluster tests rules against the default as it stands, before it fills in defaults within
+            schema["default"] = default.manifest() if isinstance(default, ApiModel) else default
     return schema
 
 
@@ -76,8 +77,10 @@ def _value(node: Schema, definitions: dict[str, Schema], defaults: bool, model: 
         schema["enum"] = [schema.pop("const")]
     if "items" in node:
         schema["items"] = _value(node["items"], definitions, defaults, model)
-    if isinstance(node.get("additionalProperties"), dict):
-        schema["additionalProperties"] = _value(node["additionalProperties"], definitions, defaults, model)
+    # keys with a pattern of their own cannot be said; that the values have a schema can
+    values = [node.get("additionalProperties"), *node.get("patternProperties", {}).values()]
+    if of_values := [value for value in values if isinstance(value, dict)]:
+        schema["additionalProperties"] = _value(of_values[0], definitions, defaults, model)
     for bound in ("Minimum", "Maximum"):
         exclusive = schema.pop(f"exclusive{bound}", None)
         if exclusive is not None:

@@ -76,14 +76,14 @@ class PodTemplate(OpenModel):
             field=".spec.containers",
         ),
         Rule(
-            "self.spec.containers.filter(c, c.name == 'agent').all(c, size(c.command) > 0)",
+            "self.spec.containers.all(c, c.name != 'agent' || size(c.command) > 0)",
             "spec.template.spec.containers[agent].command must not be empty",
             "write the program that the image would start, e.g. command: [python, agent.py]",
             field=".spec.containers",
             reason="FieldValueRequired",
         ),
         Rule(
-            "self.spec.containers.filter(c, c.name == 'agent').all(c, !c.env.exists(e, "
+            "self.spec.containers.all(c, c.name != 'agent' || !c.env.exists(e, "
             f"e.name.startsWith('{names.AGENT_ENV_PREFIX}') || e.name in {list(names.AGENT_ENV_RESERVED)}))",
             "spec.template.spec.containers[agent].env must not set what Kitestring sets: "
             f"{', '.join(names.AGENT_ENV_RESERVED)}, {names.AGENT_ENV_PREFIX}*",

@@ -33,8 +33,8 @@ class RolloutPoolSpec(ApiModel):
             reason="FieldValueForbidden",
         ),
         Rule(
-            "size(self.agentProtocol.preload) == 0 || self.template.spec.containers.filter(c, c.name == 'agent')"
-            ".all(c, size(c.command) > 0 && c.command[0].matches('^(.*/)?python[0-9.]*$'))",
+            "size(self.agentProtocol.preload) == 0 || self.template.spec.containers.all(c, c.name != 'agent' "
+            "|| (size(c.command) > 0 && c.command[0].matches('^(.*/)?python[0-9.]*$')))",
             "spec.agentProtocol.preload needs a command that starts with a Python interpreter",
             "remove preload, or write e.g. command: [python, agent.py]",
             field=".agentProtocol.preload",

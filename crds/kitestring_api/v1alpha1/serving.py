@@ -14,12 +14,6 @@ class Inference(ApiModel):
 
     rules = (
         Rule(
-            "(self.backend == 'cpu') == (self.gpusPerReplica == 0)",
-            "spec.inference.gpusPerReplica must be 0 with backend: cpu and at least 1 with backend: vllm",
-            "set gpusPerReplica to the number of GPUs of a server, or backend: cpu and gpusPerReplica: 0",
-            field=".gpusPerReplica",
-        ),
-        Rule(
             "self.backend == 'cpu' || !has(self.threads)",
             "spec.inference.threads has no meaning with backend: vllm",
             "remove threads, or use backend: cpu",

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from kitestring_api.v1alpha1.api_model import ApiModel
-from kitestring_api.v1alpha1.rule import Rule
 from kitestring_api.v1alpha1.scalars import JsonObject, Scalar, Text, Token
 
 Logger = Literal["console", "tensorboard", "wandb", "mlflow"]
@@ -18,28 +17,6 @@ def _tensorboard() -> list[Logger]:
 
 class Trainer(ApiModel):
     """What trains, and on what."""
-
-    rules = (
-        Rule(
-            "self.backend == 'collect' || (self.device == 'cpu') == (self.gpusPerNode == 0)",
-            "spec.trainer.gpusPerNode must be 0 with device: cpu and at least 1 with device: cuda",
-            "set gpusPerNode to the number of GPUs of a node, or device: cpu and gpusPerNode: 0",
-            field=".gpusPerNode",
-        ),
-        Rule(
-            "self.backend != 'collect' || self.gpusPerNode == 0",
-            "spec.trainer.gpusPerNode must be 0 with backend: collect, which makes no updates",
-            "remove gpusPerNode, or use backend: verl",
-            field=".gpusPerNode",
-        ),
-        Rule(
-            "self.backend != 'collect' || size(self.overrides) == 0",
-            "spec.trainer.overrides has no meaning with backend: collect",
-            "remove overrides, or use backend: verl",
-            field=".overrides",
-            reason="FieldValueForbidden",
-        ),
-    )
 
     backend: Literal["verl", "collect"] = Field(
         "verl", description="verl: train with verl. collect: rollouts, traces and scores without updates."

@@ -51,6 +51,24 @@ class TrainingRunSpec(ApiModel):
             field=".rollouts.minGroupSize",
         ),
         Rule(
+            "self.trainer.backend == 'collect' || (self.trainer.device == 'cpu') == (self.trainer.gpusPerNode == 0)",
+            "spec.trainer.gpusPerNode must be 0 with device: cpu and at least 1 with device: cuda",
+            "set trainer.gpusPerNode to the number of GPUs of a node, or trainer.device: cpu and gpusPerNode: 0",
+            field=".trainer.gpusPerNode",
+        ),
+        Rule(
+            "self.trainer.backend != 'collect' || self.trainer.gpusPerNode == 0",
+            "spec.trainer.gpusPerNode must be 0 with backend: collect, which makes no updates",
+            "remove gpusPerNode, or use backend: verl",
+            field=".trainer.gpusPerNode",
+        ),
+        Rule(
+            "(self.inference.backend == 'cpu') == (self.inference.gpusPerReplica == 0)",
+            "spec.inference.gpusPerReplica must be 0 with backend: cpu and at least 1 with backend: vllm",
+            "set inference.gpusPerReplica to the number of GPUs of a server, or inference.backend: cpu",
+            field=".inference.gpusPerReplica",
+        ),
+        Rule(
             "self.validation.every == 0 || has(self.tasks.validation)",
             "spec.validation.every needs spec.tasks.validation",
             "name the tasks to validate on, or set validation.every: 0",
