@@ -37,11 +37,14 @@ def _problem(key: str) -> str | None:
         return f"it is longer than {MAX_KEY_BYTES} bytes"
     if not key.isprintable() or "\\" in key:
         return "only printable characters without backslash are allowed"
-    for segment in key.split("/"):
-        if not segment:
-            return "it has an empty segment (leading, trailing or doubled slash)"
-        if segment.startswith("."):
-            return "a segment begins with a dot"
-        if len(segment.encode()) > MAX_SEGMENT_BYTES:
-            return f"a segment is longer than {MAX_SEGMENT_BYTES} bytes"
+    return next(filter(None, map(_problem_of_segment, key.split("/"))), None)
+
+
+def _problem_of_segment(segment: str) -> str | None:
+    if not segment:
+        return "it has an empty segment (leading, trailing or doubled slash)"
+    if segment.startswith("."):
+        return "a segment begins with a dot"
+    if len(segment.encode()) > MAX_SEGMENT_BYTES:
+        return f"a segment is longer than {MAX_SEGMENT_BYTES} bytes"
     return None

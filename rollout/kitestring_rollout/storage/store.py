@@ -53,7 +53,9 @@ class ObjectStore(Protocol):
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Objects whose key starts with `prefix` and is greater than `start_after`, in order of the keys' UTF-8 bytes.
 
-        Objects put before the call are all seen; objects put during it may be.
+        Objects put before the call are all seen; objects put during it may be. Some servers (SeaweedFS) sort by path
+        segment: they put `a/x` before `a.b`. Keys that are listed must not depend on that: next to a folder no name may
+        go on from the folder's own with a character below `/`.
         """
         ...
 
