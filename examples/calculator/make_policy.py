@@ -45,6 +45,13 @@ def is_made(folder: Path, recipe: Recipe) -> bool:
     return marker.exists() and marker.read_text(encoding="utf-8") == stamp(recipe)
 
 
+def is_foreign(folder: Path) -> bool:
+    """Whether there is something that this script did not make, and must not replace."""
+    if folder.is_dir():
+        return any(folder.iterdir()) and not (folder / MARKER).exists()
+    return folder.exists()
+
+
 def make(folder: Path, recipe: Recipe) -> None:
     """Make the policy in `folder`, whole or not at all. One that this script made earlier is replaced."""
     from policy.warm_start import make_policy  # noqa: PLC0415 -- seconds of imports, spared when nothing is to do
@@ -107,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if is_made(folder, recipe):
         print(f"{folder} is up to date: {KNOWS[recipe.variant]}")
         return
-    if folder.exists() and not (folder / MARKER).exists():
+    if is_foreign(folder):
         parser.error(f"--out {folder} exists and was not made by this script: remove it, or name another folder")
     started = time.monotonic()
     print(f"Making a small policy, {KNOWS[recipe.variant]}", flush=True)

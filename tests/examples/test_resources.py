@@ -1,0 +1,70 @@
+"""The resources of the calculator example agree with the API and with the files beside them."""
+
+import json
+
+import make_tasks
+import pytest
+import yaml
+
+from kitestring_api.unsupported import refusals
+from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
+from kitestring_cli.cel_rules import broken_rules
+
+
+@pytest.fixture(scope="module")
+def documents(calculator):
+    pool, run = yaml.safe_load_all((calculator / "trainingrun.yaml").read_text(encoding="utf-8"))
+    return RolloutPool.model_validate(pool), TrainingRun.model_validate(run)
+
+
+def test_the_api_accepts_them(documents):
+    for document in documents:
+        assert broken_rules(document) == ()
+        assert refusals(document) == ()
+
+
+def test_they_belong_together(documents, calculator):
+    pool, run = documents
+    assert run.spec.rollouts.pool_ref.name == pool.metadata.name
+    (container,) = pool.spec.template.spec.containers
+    assert (calculator / container.command[-1]).is_file()
+
+
+def test_they_name_what_the_scripts_make(documents):
+    pool, run = documents
+    train, validation = make_tasks.draw_tasks("ci", seed=0)
+    row = json.loads(make_tasks.to_jsonl(train[:1]))
+    task = pool.spec.agent_protocol.task
+    assert set(row) == {task.field, *run.spec.tasks.hidden_fields}
+    assert run.spec.tasks.hidden_fields == [pool.spec.reward.builtin.expected_field]
+    assert len(validation) >= run.spec.tasks.validation.limit
+    assert len(train) >= run.spec.steps * run.spec.rollouts.tasks_per_step, "no task is seen twice"
+    assert (run.spec.policies[0].model.path, run.spec.tasks.train.path) == ("./model", "./tasks/train.jsonl")
+
+
+def test_a_rollout_fits_into_a_row_and_into_the_limits(documents, policy_folder):
+    """Four calls of 40 tokens each, with the tool's results between them."""
+    from agent import MAX_CALLS, SYSTEM, TOOLS
+    from transformers import AutoTokenizer
+
+    pool, run = documents
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    rows = run.spec.algorithm.max_row_tokens
+    problems = [problem for variant in ("ci", "full") for part in make_tasks.draw_tasks(variant, 0) for problem in part]
+    longest = max(
+        len(
+            tokenizer.apply_chat_template(
+                [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.question}],
+                tools=TOOLS,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        )
+        for problem in problems
+    )
+    result = 20  # tokens of a tool's result and of the marks around it, generously
+    assert longest <= rows.prompt
+    assert MAX_CALLS * 40 + (MAX_CALLS - 1) * result <= rows.response
+    assert rows.prompt + rows.response <= run.spec.policies[0].max_model_len
+    assert pool.spec.limits.calls >= MAX_CALLS
+    assert pool.spec.limits.tokens >= MAX_CALLS * (rows.prompt + rows.response)
