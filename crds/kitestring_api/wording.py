@@ -1,6 +1,6 @@
 """A schema in words: what a field may hold, as error messages and the reference say it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kitestring_api.structural_schema import Schema
 
@@ -15,21 +15,7 @@ def allowed(schema: Schema) -> str:
     if "enum" in schema:
         values = schema["enum"]
         return str(values[0]) if len(values) == 1 else f"one of {', '.join(map(str, values))}"
-    match schema.get("type"):
-        case "integer":
-            return f"integer{_bounds(schema)}"
-        case "number":
-            return f"number{_bounds(schema)}"
-        case "boolean":
-            return "true or false"
-        case "string":
-            return _text(schema)
-        case "array":
-            return _list(schema)
-        case "object":
-            return _object(schema)
-        case _:
-            return "single value (text, number, true or false)"
+    return _BY_TYPE[schema.get("type")](schema)
 
 
 def _object(schema: Schema) -> str:
@@ -86,3 +72,14 @@ def _bounds(schema: Schema) -> str:
 
 def _series(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+_BY_TYPE: dict[str | None, Callable[[Schema], str]] = {
+    "integer": lambda schema: f"integer{_bounds(schema)}",
+    "number": lambda schema: f"number{_bounds(schema)}",
+    "boolean": lambda _: "true or false",
+    "string": _text,
+    "array": _list,
+    "object": _object,
+    None: lambda _: "single value (text, number, true or false)",
+}
