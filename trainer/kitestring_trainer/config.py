@@ -1,0 +1,139 @@
+"""Configuration of the trainer process: `kitestring trainer --config trainer.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from kitestring_api.v1alpha1 import RolloutPoolSpec, TrainingRunSpec
+from kitestring_api.v1alpha1.policies import Policy
+from kitestring_rollout.protocol.gateway_admin import AttemptLimits, RewardRule
+from kitestring_rollout.storage import StoreConfig
+from kitestring_trainer.errors import UserMistakeError
+from kitestring_trainer.queue.service import QueueRules
+from kitestring_trainer.queue.state import Tries
+from kitestring_trainer.tasks import TaskFields
+
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")]
+
+
+class Part(BaseModel):
+    """A part of the configuration: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Listener(Part):
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535, description="0 = any free port")
+
+
+class Timing(Part):
+    """Seconds; the defaults suit a cluster."""
+
+    lease: float = Field(default=30.0, gt=0, description="a lease expires so long after its last heartbeat")
+    proof: float = Field(default=30.0, gt=0, description="an ended attempt not proven complete by then is lost")
+    poll: float = Field(default=0.05, gt=0, description="between two looks into the trace store")
+    gateway_gone: float = Field(default=60.0, gt=0, description="a gateway unreachable for so long is taken for gone")
+
+
+class TrainerConfig(Part):
+    """What the trainer process of one run needs. References are resolved: models and task files are paths here."""
+
+    run: str = Field(min_length=1)
+    spec: TrainingRunSpec
+    pool: RolloutPoolSpec
+    store: StoreConfig
+    folder: Path = Field(description="weights/, checkpoints/, tensorboard/, metrics.jsonl, result.json lie in it")
+    model: Path | None = Field(default=None, description="Hugging Face folder of the trained policy; backend verl")
+    train_tasks: Path | None = Field(default=None, description="absent: spec.tasks.train.inline")
+    validation_tasks: Path | None = Field(default=None, description="absent: spec.tasks.validation.inline, or none")
+    queue: Listener = Listener()
+    queue_credential_file: Path
+    gateways: tuple[Url, ...] = Field(min_length=1, description="admin URL of each gateway process")
+    gateway_credential_file: Path
+    policy_servers: tuple[Url, ...] = Field(default=(), description="base URLs without /v1; backend verl")
+    timing: Timing = Timing()
+    resume: bool = Field(default=False, description="go on where an earlier process of this run ended; also --resume")
+
+    @model_validator(mode="after")
+    def _backend_has_what_it_needs(self) -> TrainerConfig:
+        if self.spec.trainer.backend == "verl" and not (self.model and self.policy_servers):
+            raise ValueError("model and policy_servers are required with spec.trainer.backend: verl")
+        return self
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is trained."""
+        return self.spec.trained_policies[0]
+
+    @property
+    def rules(self) -> QueueRules:
+        limits, attempts, reward = self.pool.limits, self.pool.attempts, self.pool.reward
+        return QueueRules(
+            run=self.run,
+            model=self.policy.name,
+            limits=AttemptLimits(
+                calls=limits.calls,
+                concurrent_calls=limits.concurrent_calls,
+                tokens=limits.tokens,
+                frozen_tokens=dict(limits.frozen_tokens),
+                rewards=limits.rewards,
+            ),
+            reward=RewardRule(
+                accepted=reward.source == "agent",
+                duplicates=reward.duplicates,
+                booleans=reward.booleans,
+                minimum=reward.min,
+                maximum=reward.max,
+            ),
+            deadline_seconds=limits.seconds,
+            tries=Tries(total=attempts.max, agent_failed=attempts.agent_failed, timed_out=attempts.timed_out),
+            lease_seconds=self.timing.lease,
+            proof_seconds=self.timing.proof,
+        )
+
+    @property
+    def task_fields(self) -> TaskFields:
+        """Raises UserMistakeError when the field that the agent gets is hidden from it."""
+        tasks, delivery = self.spec.tasks, self.pool.agent_protocol.task
+        required = [(name, "spec.tasks.hiddenFields") for name in tasks.hidden_fields]
+        required += [(name, "spec.tasks.visibleFields") for name in tasks.visible_fields or ()]
+        if delivery.field is not None:
+            if delivery.field in tasks.hidden_fields:
+                raise UserMistakeError(
+                    f"spec.agentProtocol.task.field is {delivery.field!r}, which spec.tasks.hiddenFields keeps from the "
+                    "agent; name a visible field, or remove it from hiddenFields"
+                )
+            required.append((delivery.field, "spec.agentProtocol.task.field"))
+        scorer = self.pool.reward.builtin
+        if scorer is not None:
+            named = {"expectedField": scorer.expected_field, "patternField": scorer.pattern_field}
+            required += [(name, f"spec.reward.builtin.{where}") for where, name in named.items() if name is not None]
+        visible = None if tasks.visible_fields is None else tuple(tasks.visible_fields)
+        return TaskFields(hidden=frozenset(tasks.hidden_fields), visible=visible, required=tuple(required))
+
+
+def read_config(path: Path) -> TrainerConfig:
+    """Raises UserMistakeError naming the field."""
+    try:
+        return TrainerConfig.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserMistakeError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserMistakeError(f"{path}: {where or 'file'}: {first['msg']}") from error
+
+
+def read_credential(path: Path) -> str:
+    """The secret in a file, without blanks at its ends. Raises UserMistakeError when there is none."""
+    try:
+        secret = path.read_text().strip()
+    except OSError as error:
+        raise UserMistakeError(f"credential file {path}: {error.strerror}") from error
+    if not secret:
+        raise UserMistakeError(f"credential file {path} is empty; write a secret of 32 random characters into it")
+    return secret

@@ -1,0 +1,127 @@
+"""The run's durable records below `state/` in object storage: incarnations, plans, commits, samples.
+
+While the store is away everything here waits and tries again: an outage delays a run, it does not end it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import orjson
+import zstandard
+
+from kitestring_api.names import PREFIX_STATE, REASON_STORAGE_UNAVAILABLE
+from kitestring_rollout.protocol.gateway_admin import Mode
+from kitestring_rollout.storage import ObjectMissing, ObjectStore, StoreUnavailable
+from kitestring_trainer.commits import StepCommit
+from kitestring_trainer.errors import RunFailedError, RunStoppedError
+from kitestring_trainer.incarnations import Incarnation
+from kitestring_trainer.plan import LETTERS, StepPlan, plan_name
+from kitestring_trainer.samples.batches import SampleRecord
+
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+PLANS = PREFIX_STATE + "plans/"
+COMMITS = PREFIX_STATE + "commits/"
+SUPERSEDED = PREFIX_STATE + "superseded/"
+INCARNATIONS = PREFIX_STATE + "incarnations/"
+SAMPLES = PREFIX_STATE + "samples/"
+
+
+class Ledger:
+    """Reads and writes the records of one run. Every method may raise RunStoppedError once `stop` is set, and
+    RunFailedError when the store stays away for `patience_seconds`."""
+
+    def __init__(self, store: ObjectStore, stop: threading.Event, *, patience_seconds: float = 900.0) -> None:
+        self._store = store
+        self._stop = stop
+        self._patience = patience_seconds
+
+    # --- incarnations ---
+
+    def incarnations(self) -> list[Incarnation]:
+        return [Incarnation.from_json(self._read(key)) for key in self._keys(INCARNATIONS)]
+
+    def begin(self, incarnation: Incarnation) -> None:
+        """Write the incarnation down. Raises ObjectExists when another process of this run is doing the same."""
+        key = f"{INCARNATIONS}{incarnation.number:06d}.json"
+        self._write(key, incarnation.to_json(), if_absent=True)
+
+    # --- plans and commits ---
+
+    def plan(self, mode: Mode, step: int) -> tuple[StepPlan, float] | None:
+        """The plan and the unix time at which it was first written; None when there is none."""
+        data = self._read_or_none(f"{PLANS}{plan_name(mode, step)}.json")
+        return None if data is None else (StepPlan.from_json(data), float(data["unix_time"]))
+
+    def put_plan(self, plan: StepPlan) -> None:
+        self._write(f"{PLANS}{plan.name}.json", plan.to_json() | {"unix_time": time.time()})
+
+    def commit(self, mode: Mode, step: int) -> StepCommit | None:
+        data = self._read_or_none(f"{COMMITS}{plan_name(mode, step)}.json")
+        return None if data is None else StepCommit.from_json(data)
+
+    def put_commit(self, commit: StepCommit, *, replaces: StepCommit | None = None) -> None:
+        """Write the commit; what it replaces is kept below `state/superseded/`."""
+        if replaces is not None:
+            self._write(f"{SUPERSEDED}{replaces.name}.{replaces.incarnation:06d}.json", replaces.to_json())
+        self._write(f"{COMMITS}{commit.name}.json", commit.to_json())
+
+    def commits(self, mode: Mode) -> list[StepCommit]:
+        """All commits of a mode in the order of their steps."""
+        return [StepCommit.from_json(self._read(key)) for key in self._keys(COMMITS + LETTERS[mode])]
+
+    def last_committed_step(self) -> int:
+        """The last training step up to which all are committed; 0 when none is."""
+        names = set(self._keys(COMMITS + LETTERS["train"]))
+        step = 0
+        while f"{COMMITS}{plan_name('train', step + 1)}.json" in names:
+            step += 1
+        return step
+
+    def put_samples(self, step: int, records: Iterable[SampleRecord]) -> None:
+        """What became of each transition of the step, one JSON object per line."""
+        lines = b"".join(orjson.dumps(asdict(record)) + b"\n" for record in records)
+        self._put(f"{SAMPLES}{plan_name('train', step)}.jsonl.zst", zstandard.compress(lines))
+
+    # --- the store, whenever it is there ---
+
+    def _keys(self, prefix: str) -> list[str]:
+        return self._persist(lambda: [info.key for info in self._store.list(prefix)])
+
+    def _read(self, key: str) -> dict[str, Any]:
+        data: dict[str, Any] = orjson.loads(self._persist(lambda: self._store.get(key)))
+        return data
+
+    def _read_or_none(self, key: str) -> dict[str, Any] | None:
+        try:
+            return self._read(key)
+        except ObjectMissing:
+            return None
+
+    def _write(self, key: str, data: dict[str, Any], *, if_absent: bool = False) -> None:
+        self._put(key, orjson.dumps(data, option=orjson.OPT_INDENT_2), if_absent=if_absent)
+
+    def _put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        self._persist(lambda: self._store.put(key, data, if_absent=if_absent))
+
+    def _persist(self, action: Callable[[], Answer]) -> Answer:
+        since = time.monotonic()
+        pause = 0.1
+        while True:
+            try:
+                return action()
+            except StoreUnavailable as error:
+                away = time.monotonic() - since
+                if away > self._patience:
+                    raise RunFailedError(REASON_STORAGE_UNAVAILABLE, f"away for {away:.0f} s: {error}") from error
+                logger.warning("object storage is away, waiting: %s", error)
+                if self._stop.wait(pause):
+                    raise RunStoppedError("stopped while object storage was away") from error
+                pause = min(2.0, pause * 2)

@@ -1,0 +1,86 @@
+"""Closing an attempt: fence its gateway, score it, write its end record. Each once, in this order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from kitestring_api.names import CLASS_INFRASTRUCTURE
+from kitestring_rollout.protocol.gateway_admin import EndAttempt, FencedAttempt
+from kitestring_rollout.protocol.queue import Finish
+from kitestring_trainer.queue.gateways import EpochGoneError, Gateways
+from kitestring_trainer.queue.state import Place
+from kitestring_trainer.queue.verdict import classify
+from kitestring_trainer.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What scoring gave. A reward that is missing is None and has its reason."""
+
+    reward: float | None
+    reason: str | None
+    source: str | None
+
+
+Scorer = Callable[[str, Task, Finish, FencedAttempt], Awaitable[Scored]]
+"""(failure class, task, how the agent ended, what the gateway knows) → score. Never raises for what a scorer did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """An attempt that takes no further call. `provable`: an end record was, or may have been, written."""
+
+    klass: str
+    reason: str | None
+    reward: float | None = None
+    n_calls: int | None = None
+    digest: str | None = None
+    provable: bool = False
+
+
+async def close_attempt(
+    gateways: Gateways,
+    score: Scorer,
+    place: Place,
+    attempt: str,
+    *,
+    task: Task,
+    finish: Finish | None,
+    deadline_seconds: float,
+) -> Closed:
+    """Close the attempt that lies at `place`; `finish` is None when its executor was lost.
+
+    An attempt without its gateway, or of which the gateway lost a call, is Infrastructure whatever its agent did.
+    """
+    klass, reason = classify(finish, deadline_seconds)
+    try:
+        fenced = await gateways.fence(place, attempt)
+    except EpochGoneError as error:
+        return Closed(CLASS_INFRASTRUCTURE, f"gateway lost: {error}")
+    scored = Scored(None, None, None)
+    if fenced.lost is not None:
+        klass, reason = CLASS_INFRASTRUCTURE, f"trace lost: {fenced.lost}"
+    elif finish is not None and klass != CLASS_INFRASTRUCTURE:
+        scored = await score(klass, task, finish, fenced)
+        reason = "; ".join(text for text in (reason, scored.reason) if text) or None
+    provable = klass != CLASS_INFRASTRUCTURE
+    end = EndAttempt(
+        outcome=klass,
+        reason=reason,
+        reward=scored.reward,
+        reward_source=scored.source,
+        exit_code=finish.exit_code if finish is not None else None,
+        seconds=finish.seconds if finish is not None else None,
+        output=finish.output if finish is not None else None,
+    )
+    try:
+        ended = await gateways.end(place, attempt, end)
+    except EpochGoneError as error:
+        # The record may have been written before the gateway went: then its proof appears, else the grace runs out.
+        logger.warning("attempt %s: gateway lost while it ended: %s", attempt, error)
+        return Closed(klass, reason, scored.reward, fenced.n_calls, fenced.digest, provable)
+    return Closed(klass, reason, scored.reward, ended.n_calls, ended.digest, provable)

@@ -1,0 +1,192 @@
+"""The gateways' admin side, as the queue and the weight push use it: open, fence, end, hold, release."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from kitestring_api import names
+from kitestring_rollout.protocol.gateway_admin import (
+    EndAttempt,
+    EndedAttempt,
+    FencedAttempt,
+    GatewayStatus,
+    HeldPolicy,
+    HoldPolicy,
+    Message,
+    OpenAttempt,
+    OpenedAttempt,
+    ProtocolError,
+    ReleasePolicy,
+)
+from kitestring_trainer.errors import RunFailedError
+from kitestring_trainer.queue.state import Place
+
+logger = logging.getLogger(__name__)
+Reply = TypeVar("Reply", bound=Message)
+
+_REFUSED = (400, 401, 403, 405, 413, 422)
+"""Answers that trying again does not change: the two sides disagree."""
+
+
+class NoGatewayError(Exception):
+    """No gateway opens an attempt now."""
+
+
+class EpochGoneError(Exception):
+    """The gateway process that held the attempt is gone, and the attempt's open calls with it."""
+
+
+class _UnreachableError(Exception):
+    """Connection failed, timed out, or the gateway answered that it cannot now."""
+
+
+class _UnknownError(Exception):
+    """404, 409 or 410: the gateway process does not hold this attempt open."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayTimes:
+    """Seconds."""
+
+    open: float = 10.0
+    close: float = 120.0
+    """One fence or end: it waits for acknowledgements from storage."""
+    gone_after: float = 60.0
+    """A gateway that cannot be reached for so long is taken for gone. Its attempts can never be ended afterwards, so
+    what an agent behind a broken network still does there is never trained on."""
+    avoid: float = 1.0
+    """A gateway that did not open an attempt is not asked for another for so long."""
+
+
+class Gateways:
+    """Client of all gateway processes of the run, by the URLs of their admin ports."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        credential: str,
+        session: aiohttp.ClientSession,
+        times: GatewayTimes | None = None,
+    ) -> None:
+        self.urls = tuple(url.rstrip("/") for url in urls)
+        self._headers = {"Authorization": f"Bearer {credential}"}
+        self._session = session
+        self._times = times or GatewayTimes()
+        self._open: Counter[str] = Counter()
+        self._avoid: dict[str, float] = {}
+
+    async def open(self, request: OpenAttempt) -> tuple[Place, OpenedAttempt]:
+        """Open the attempt at the gateway with the fewest attempts open; another one when that cannot.
+
+        Raises NoGatewayError when none can now; RunFailedError when a gateway refuses what we say.
+        """
+        now = time.monotonic()
+        reasons = []
+        for url in sorted(self.urls, key=lambda url: self._open[url]):
+            if self._avoid.get(url, 0.0) > now:
+                continue
+            try:
+                opened = await self._post(url, names.ROUTE_ADMIN_ATTEMPTS, request, OpenedAttempt, self._times.open)
+            except (_UnreachableError, _UnknownError) as error:
+                reasons.append(f"{url}: {error}")
+                self._avoid[url] = now + self._times.avoid
+                continue
+            self._open[url] += 1
+            return Place(url, opened.epoch), opened
+        raise NoGatewayError("; ".join(reasons) or "every gateway failed just now")
+
+    async def fence(self, place: Place, attempt: str) -> FencedAttempt:
+        """Close the attempt to further calls. Raises EpochGoneError."""
+        path = names.ROUTE_ADMIN_FENCE.format(attempt=attempt)
+        fenced = await self._until_gone(place, path, None, FencedAttempt)
+        if fenced.epoch != place.epoch:
+            raise EpochGoneError(f"{place.gateway} is another process now (epoch {fenced.epoch}, was {place.epoch})")
+        return fenced
+
+    async def end(self, place: Place, attempt: str, body: EndAttempt) -> EndedAttempt:
+        """Write the attempt's end record. Raises EpochGoneError; the record may be written all the same."""
+        return await self._until_gone(place, names.ROUTE_ADMIN_END.format(attempt=attempt), body, EndedAttempt)
+
+    async def abandon(self, place: Place, attempt: str) -> None:
+        """End an attempt that nobody ever had, so that its gateway need not keep it."""
+        body = EndAttempt(outcome=names.CLASS_INFRASTRUCTURE, reason="its executor went away before it got the lease")
+        try:
+            await self.fence(place, attempt)
+            await self.end(place, attempt, body)
+        except EpochGoneError as error:
+            logger.info("attempt %s, never leased, is gone with its gateway: %s", attempt, error)
+
+    def released(self, place: Place) -> None:
+        """The attempt there is over; counts for the choice of the next gateway only."""
+        self._open[place.gateway] -= 1
+
+    async def hold(self, url: str, policy: str, drain_seconds: float) -> HeldPolicy | None:
+        """Hold calls for `policy` at one gateway; None when it cannot be reached."""
+        path = names.ROUTE_ADMIN_HOLD.format(policy=policy)
+        return await self._once(
+            url, path, HoldPolicy(drain_seconds=drain_seconds), HeldPolicy, drain_seconds + self._times.open
+        )
+
+    async def release(self, url: str, policy: str, version: str) -> GatewayStatus | None:
+        """Let held calls go on under `version`; None when the gateway cannot be reached (a new one holds nothing)."""
+        path = names.ROUTE_ADMIN_RELEASE.format(policy=policy)
+        return await self._once(url, path, ReleasePolicy(version=version), GatewayStatus, self._times.open)
+
+    async def _once(self, url: str, path: str, body: Message, reply: type[Reply], timeout: float) -> Reply | None:  # noqa: ASYNC109
+        try:
+            return await self._post(url, path, body, reply, timeout)
+        except _UnreachableError as error:
+            logger.warning("gateway %s: %s: %s", url, path, error)
+            return None
+
+    async def _until_gone(self, place: Place, path: str, body: Message | None, reply: type[Reply]) -> Reply:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_UnreachableError),
+            wait=wait_random_exponential(multiplier=0.05, max=2),
+            stop=stop_after_delay(self._times.gone_after),
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    return await self._post(place.gateway, path, body, reply, self._times.close)
+        except _UnknownError as error:
+            raise EpochGoneError(f"{place.gateway}: {error}") from error
+        except RetryError as error:
+            cause = error.last_attempt.exception()
+            raise EpochGoneError(f"{place.gateway} not reached for {self._times.gone_after:g} s: {cause}") from error
+        raise AssertionError("AsyncRetrying ended without a result")
+
+    async def _post(self, url: str, path: str, body: Message | None, reply: type[Reply], timeout: float) -> Reply:  # noqa: ASYNC109
+        data = body.model_dump_json().encode() if body is not None else b"{}"
+        headers = self._headers | {"Content-Type": "application/json"}
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._session.post(url + path, data=data, headers=headers, timeout=limit) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise _UnreachableError(f"{type(error).__name__} {error}".strip()) from error
+        if response.status == 200:
+            return reply.model_validate_json(text)
+        detail = f"{response.status} {_reason(text)}"
+        if response.status in (404, 409, 410):
+            raise _UnknownError(detail)
+        if response.status in _REFUSED:
+            raise RunFailedError("GatewayRefused", f"gateway {url}{path} refused the trainer's request: {detail}")
+        raise _UnreachableError(detail)
+
+
+def _reason(text: str) -> str:
+    try:
+        problem = ProtocolError.model_validate_json(text)
+    except ValidationError:
+        return text[:200]
+    return f"{problem.reason}: {problem.error}"

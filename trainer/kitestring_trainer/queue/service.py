@@ -1,0 +1,497 @@
+"""The rollout queue in its event loop: leases out, attempts closed and proven, until every rollout has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import uuid_utils
+
+from kitestring_api.names import CLASS_INFRASTRUCTURE, CLASS_INVALID_TASK
+from kitestring_rollout.protocol.gateway_admin import AttemptLimits, OpenAttempt, RewardRule
+from kitestring_rollout.protocol.queue import Finish, FinishReply, Lease
+from kitestring_trainer.errors import RunFailedError, UserMistakeError
+from kitestring_trainer.plan import PlannedGroup, StepPlan
+from kitestring_trainer.queue.closing import Closed, Scorer, close_attempt
+from kitestring_trainer.queue.gateways import Gateways, NoGatewayError
+from kitestring_trainer.queue.proofs import Disproof, Proof, ProofWatch
+from kitestring_trainer.queue.state import (
+    AttemptClosedError,
+    Ending,
+    Entry,
+    Final,
+    Phase,
+    Place,
+    QueueState,
+    Tries,
+    final_of,
+)
+from kitestring_trainer.queue.verdict import judge
+from kitestring_trainer.tasks import TaskSet
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class QueueClosedError(Exception):
+    """The run has ended: executors end too (410)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """What of the run and its pool the queue needs. Times in seconds."""
+
+    run: str
+    model: str
+    limits: AttemptLimits
+    reward: RewardRule
+    deadline_seconds: float
+    tries: Tries
+    lease_seconds: float = 30.0
+    proof_seconds: float = 30.0
+    """How long the proof of an ended attempt is awaited while the trace store can be read."""
+    overtime_seconds: float = 60.0
+    """How far past its deadline an agent is left to its executor; then the queue ends the lease."""
+    reopen_seconds: float = 0.5
+    """Wait before an attempt is opened again after no gateway could."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What is known of a rollout from before a restart."""
+
+    counts: Counter[str]
+    final: Final | None
+    proof: Proof | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """A rollout that has ended. `proof` is that of its last attempt, when it was proven complete."""
+
+    rollout: str
+    group: str
+    task: int
+    final: Final
+    proof: Proof | None
+
+
+@dataclass(slots=True)
+class _Running:
+    """A plan in progress."""
+
+    plan: StepPlan
+    tasks: TaskSet
+    accepted: Callable[[str], bool] | None
+    left: int
+    proofs: dict[str, Proof]
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+@dataclass(slots=True)
+class _Closing:
+    """An attempt between its agent's end and its settlement."""
+
+    entry: Entry
+    closed: Closed | None = None
+    proof: Proof | Disproof | None = None
+    proving_since: float = 0.0
+
+
+class RolloutQueue:
+    """All methods run in one event loop; `proof_found` and `watch_broke` may be called from any thread."""
+
+    def __init__(
+        self, rules: QueueRules, gateways: Gateways, score: Scorer, make_watch: Callable[[RolloutQueue], ProofWatch]
+    ) -> None:
+        self.rules = rules
+        self._gateways = gateways
+        self._score = score
+        self._loop = asyncio.get_running_loop()
+        self._state = QueueState(
+            tries=rules.tries,
+            ttl_seconds=rules.lease_seconds,
+            new_attempt=lambda: str(uuid_utils.uuid7()),
+            new_lease=lambda: secrets.token_urlsafe(24),
+        )
+        self._plans: dict[str, _Running] = {}
+        self._of_rollout: dict[str, _Running] = {}
+        self._closings: dict[str, _Closing] = {}
+        self._finishing: dict[str, asyncio.Task[FinishReply]] = {}
+        self._changed = asyncio.Condition()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._start_failures = 0
+        self._started = False
+        self.retried = 0
+        """Attempts after a rollout's first, whole run."""
+        self._watch = make_watch(self)
+        self._ticker = self._loop.create_task(self._tick(), name="queue-ticker")
+
+    # --- the trainer's side ---
+
+    async def run_plan(
+        self,
+        plan: StepPlan,
+        tasks: TaskSet,
+        *,
+        accepted: Callable[[str], bool] | None,
+        restored: Mapping[str, Restored] | None = None,
+    ) -> list[RolloutResult]:
+        """Have every rollout of the plan run to its end; the results are in the order of the plan.
+
+        `accepted` says which policy versions a trained token may come from (None: any). The plan must be durable
+        already. Raises RunFailedError or UserMistakeError when the rollouts cannot be run at all.
+        """
+        self._check_alive()
+        known = restored or {}
+        entries = [
+            _entry(plan, group, rollout, tasks.problem(group.task), known.get(rollout))
+            for group in plan.groups
+            for rollout in group.rollouts
+        ]
+        proofs = {rollout: before.proof for rollout, before in known.items() if before.proof is not None}
+        left = sum(entry.phase is not Phase.FINAL for entry in entries)
+        running = _Running(plan, tasks, accepted, left, proofs)
+        self._plans[plan.name] = running
+        self._of_rollout.update((entry.rollout, running) for entry in entries)
+        self._state.add(entries)
+        try:
+            if left:
+                await self._notify()
+                await running.done
+        finally:
+            self._remove(running)
+        return [_result(entry, running) for entry in entries]
+
+    def _remove(self, running: _Running) -> None:
+        self._plans.pop(running.plan.name, None)
+        for entry in self._state.remove(running.plan.rollouts):
+            self._of_rollout.pop(entry.rollout, None)
+        for attempt, closing in list(self._closings.items()):
+            if closing.entry.rollout not in self._of_rollout:
+                self._drop_closing(attempt)
+
+    async def close(self) -> None:
+        """End the run: every executor is told (410), attempts in progress are left without an end."""
+        self._ended = True
+        await self._notify()
+        self._ticker.cancel()
+        await asyncio.to_thread(self._watch.stop)
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(self._ticker, *self._background, return_exceptions=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Every plan in progress ends with this error."""
+        self._failure = self._failure or error
+        for running in self._plans.values():
+            if not running.done.done():
+                running.done.set_exception(error)
+
+    def counts(self) -> Mapping[Phase, int]:
+        """Rollouts of the plans in progress by phase."""
+        return Counter(entry.phase for entry in self._state.entries())
+
+    # --- the executors' side ---
+
+    async def lease(self, executor: str, capacity: int, wait_seconds: float) -> Sequence[Lease]:
+        """Up to `capacity` opened attempts; waits for the first for `wait_seconds`. Raises QueueClosedError.
+
+        When the caller goes away meanwhile, what was opened for it goes back into the line.
+        """
+        give_up = time.monotonic() + wait_seconds
+        while True:
+            self._check_open()
+            opening = self._spawn(self._open_some(executor, capacity))
+            try:
+                leases = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(self._take_back)
+                raise
+            left = give_up - time.monotonic()
+            if leases or left <= 0:
+                return leases
+            await self._wait_for_work(left)
+
+    async def _wait_for_work(self, seconds: float) -> None:
+        def due() -> bool:
+            return self._ended or self._state.waiting(time.monotonic())
+
+        async with self._changed:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait_for(due)
+            except TimeoutError:
+                return
+
+    async def _open_some(self, executor: str, capacity: int) -> Sequence[Lease]:
+        taken = self._state.take(capacity, time.monotonic())
+        opened = await asyncio.gather(*(self._open_one(entry, executor) for entry in taken))
+        return [lease for lease in opened if lease is not None]
+
+    def _take_back(self, opening: asyncio.Task[Sequence[Lease]]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        for lease in opening.result():
+            entry = self._state.of_attempt(lease.attempt)
+            if entry is None or entry.place is None:
+                continue
+            place = entry.place
+            self._state.undelivered(lease.lease)
+            self._gateways.released(place)
+            self._spawn(self._gateways.abandon(place, lease.attempt))
+        self._spawn(self._notify())
+
+    async def _open_one(self, entry: Entry, executor: str) -> Lease | None:
+        attempt, running = entry.attempt, self._of_rollout[entry.rollout]
+        assert attempt is not None
+        rules = self.rules
+        request = OpenAttempt(
+            run=rules.run,
+            rollout=entry.rollout,
+            attempt=attempt,
+            group=entry.group,
+            task=entry.task,
+            step=entry.step,
+            mode=entry.mode,
+            limits=rules.limits,
+            reward=rules.reward,
+            lifetime_seconds=rules.deadline_seconds + rules.overtime_seconds + 2 * rules.lease_seconds,
+        )
+        try:
+            place, opened = await self._gateways.open(request)
+        except NoGatewayError as error:
+            logger.warning("no gateway opens an attempt for %s: %s", entry.rollout, error)
+            self._state.not_opened(attempt, time.monotonic() + rules.reopen_seconds)
+            return None
+        except RunFailedError as error:
+            self.fail(error)
+            return None
+        leased = self._state.opened(attempt, place, executor, time.monotonic())
+        if leased is None:
+            self._gateways.released(place)
+            return None
+        if entry.counts.total():
+            self.retried += 1
+        assert leased.lease is not None
+        return Lease(
+            lease=leased.lease,
+            rollout=entry.rollout,
+            attempt=attempt,
+            group=entry.group,
+            step=entry.step,
+            mode=entry.mode,
+            task_index=entry.task,
+            task=running.tasks.task(entry.task).visible,
+            base_url=opened.base_url,
+            token=opened.token,
+            traceparent=opened.traceparent,
+            model=rules.model,
+            ttl_seconds=rules.lease_seconds,
+            deadline_seconds=rules.deadline_seconds,
+        )
+
+    def heartbeat(self, lease: str) -> bool:
+        """Keep the lease; True when the executor is to end its agent. Raises LeaseGoneError, QueueClosedError."""
+        self._check_open()
+        return self._state.heartbeat(lease, time.monotonic(), self.rules.deadline_seconds + self.rules.overtime_seconds)
+
+    async def finish(self, lease: str, finish: Finish) -> FinishReply:
+        """Close the attempt and say what it counts as so far. The same message twice at once is answered twice.
+
+        Raises AttemptClosedError, QueueClosedError.
+        """
+        self._check_open()
+        key = f"{lease}/{finish.attempt}"
+        closing = self._finishing.get(key)
+        if closing is None:
+            entry = self._state.finish(lease, finish.attempt)
+            self._note_start(finish)
+            closing = self._spawn(self._close(entry, finish))
+            self._finishing[key] = closing
+            closing.add_done_callback(lambda _: self._finishing.pop(key))
+        return await asyncio.shield(closing)
+
+    def _note_start(self, finish: Finish) -> None:
+        """An agent that cannot start anywhere is the user's to mend: not a storm of retries."""
+        if finish.ended != "startFailed":
+            self._started = True
+            return
+        self._start_failures += 1
+        if not self._started and self._start_failures >= self.rules.tries.total:
+            cause = finish.message or finish.log_tail or "no cause given"
+            self.fail(UserMistakeError(f"the agent cannot start ({self._start_failures} tries, none started): {cause}"))
+
+    # --- ends of attempts ---
+
+    async def _close(self, entry: Entry, finish: Finish | None) -> FinishReply:
+        attempt, place = entry.attempt, entry.place
+        running = self._of_rollout.get(entry.rollout)
+        if attempt is None or place is None or running is None:
+            raise AttemptClosedError(attempt or entry.rollout)
+        closing = self._closings[attempt] = _Closing(entry)
+        self._watch.expect(attempt)
+        try:
+            closed = await close_attempt(
+                self._gateways,
+                self._score,
+                place,
+                attempt,
+                task=running.tasks.task(entry.task),
+                finish=finish,
+                deadline_seconds=self.rules.deadline_seconds,
+            )
+        except RunFailedError as error:
+            self.fail(error)
+            raise AttemptClosedError(attempt) from error
+        finally:
+            self._gateways.released(place)
+        counts_before = Counter(entry.counts)
+        self._after_close(attempt, closing, closed)
+        counts_before[closed.klass] += 1
+        retry = not self.rules.tries.exhausted(counts_before, closed.klass)
+        return FinishReply(outcome=closed.klass, reward=closed.reward, retry=retry)
+
+    def _after_close(self, attempt: str, closing: _Closing, closed: Closed) -> None:
+        if not self._state.closed(attempt):
+            self._drop_closing(attempt)
+            return
+        closing.closed = closed
+        closing.proving_since = time.monotonic()
+        if not closed.provable:
+            self._settle(attempt, Ending(closed.klass, closed.reason), None)
+        elif closing.proof is not None:
+            self._proven(attempt, closing)
+
+    def proof_found(self, item: Proof | Disproof) -> None:
+        """From the proof watch's thread."""
+        self._loop.call_soon_threadsafe(self._on_proof, item)
+
+    def watch_broke(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self.fail, error)
+
+    def _on_proof(self, item: Proof | Disproof) -> None:
+        closing = self._closings.get(item.attempt)
+        if closing is None:
+            return
+        closing.proof = item
+        if closing.closed is not None:
+            self._proven(item.attempt, closing)
+
+    def _proven(self, attempt: str, closing: _Closing) -> None:
+        proof, closed = closing.proof, closing.closed
+        assert proof is not None and closed is not None
+        if isinstance(proof, Disproof):
+            self._settle(attempt, Ending(CLASS_INFRASTRUCTURE, f"trace lost: {proof.reason}"), None)
+        elif (proof.end.n_calls, proof.end.digest) != (closed.n_calls, closed.digest):
+            reason = "trace lost: its end record is not the one that the gateway confirmed"
+            self._settle(attempt, Ending(CLASS_INFRASTRUCTURE, reason), None)
+        else:
+            running = self._of_rollout[closing.entry.rollout]
+            self._settle(attempt, judge(proof.end, proof.calls, running.accepted), proof)
+
+    def _settle(self, attempt: str, ending: Ending, proof: Proof | None) -> None:
+        self._drop_closing(attempt)
+        entry = self._state.settle(attempt, ending)
+        if entry is None:
+            return
+        if ending.klass == CLASS_INFRASTRUCTURE:
+            logger.warning("attempt %s of %s: %s", attempt, entry.rollout, ending.reason)
+        if entry.final is None:
+            self._spawn(self._notify())
+            return
+        running = self._of_rollout[entry.rollout]
+        if proof is not None:
+            running.proofs[entry.rollout] = proof
+        running.left -= 1
+        if running.left == 0 and not running.done.done():
+            running.done.set_result(None)
+
+    def _drop_closing(self, attempt: str) -> None:
+        if self._closings.pop(attempt, None) is not None:
+            self._watch.drop(attempt)
+
+    # --- time ---
+
+    async def _tick(self) -> None:
+        """Expire leases, give up on proofs, wake executors for delayed rollouts."""
+        pause = min(1.0, self.rules.lease_seconds / 4, self.rules.proof_seconds / 4, self.rules.reopen_seconds)
+        try:
+            while True:
+                await asyncio.sleep(pause)
+                now = time.monotonic()
+                for entry in self._state.expire(now):
+                    logger.warning("executor %s lost: the lease of %s expired", entry.executor, entry.rollout)
+                    self._spawn(self._close(entry, None))
+                self._give_up_proofs(now)
+                if self._state.waiting(now):
+                    await self._notify()
+        except Exception as error:  # noqa: BLE001  the task's boundary: the run ends with this error
+            self.fail(error)
+
+    def _give_up_proofs(self, now: float) -> None:
+        """An ended attempt whose records do not appear although the store can be read is lost."""
+        readable = self._watch.read_since
+        if readable is None:
+            return
+        for attempt, closing in list(self._closings.items()):
+            if closing.closed is None or now - max(closing.proving_since, readable) < self.rules.proof_seconds:
+                continue
+            reason = f"trace lost: no proof within {self.rules.proof_seconds:g} s of its end"
+            self._settle(attempt, Ending(CLASS_INFRASTRUCTURE, reason), None)
+
+    # --- inside ---
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _spawn(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
+        """Run `work` whatever becomes of the request that caused it; a bug in it ends the plans in progress."""
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, AttemptClosedError):
+            self.fail(error)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise QueueClosedError
+
+    def _check_alive(self) -> None:
+        self._check_open()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _entry(plan: StepPlan, group: PlannedGroup, rollout: str, problem: str | None, before: Restored | None) -> Entry:
+    entry = Entry(rollout=rollout, group=group.group, step=plan.step, mode=plan.mode, task=group.task)
+    if problem is not None:
+        entry.phase = Phase.FINAL
+        entry.final = final_of(rollout, CLASS_INVALID_TASK, f"row {group.task} {problem}")
+    elif before is not None:
+        entry.counts = Counter(before.counts)
+        entry.final = before.final
+        entry.phase = Phase.WAITING if before.final is None else Phase.FINAL
+    return entry
+
+
+def _result(entry: Entry, running: _Running) -> RolloutResult:
+    assert entry.final is not None
+    return RolloutResult(entry.rollout, entry.group, entry.task, entry.final, running.proofs.get(entry.rollout))
+
+
+__all__ = ["Place", "QueueClosedError", "QueueRules", "Restored", "RolloutQueue", "RolloutResult"]

@@ -1,0 +1,115 @@
+"""The queue's thread: its event loop, its HTTP port, its clients, and calls into it from the trainer's threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from kitestring_rollout.protocol.run_status import RunStatus
+from kitestring_trainer.errors import UserMistakeError
+from kitestring_trainer.queue.closing import Scorer
+from kitestring_trainer.queue.gateways import Gateways, GatewayTimes
+from kitestring_trainer.queue.proofs import ProofSource, ProofWatch
+from kitestring_trainer.queue.server import QueueServer
+from kitestring_trainer.queue.service import QueueRules, RolloutQueue
+
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    rules: QueueRules
+    host: str
+    port: int
+    credential: str
+    gateways: tuple[str, ...]
+    gateway_credential: str
+    gateway_gone_seconds: float
+    poll_seconds: float
+
+
+class QueueThread:
+    """Owns the loop in which the RolloutQueue lives. `start` before anything else, `close` on every way out."""
+
+    def __init__(
+        self, settings: QueueSettings, score: Scorer, proofs: ProofSource, status: Callable[[], RunStatus]
+    ) -> None:
+        self._settings = settings
+        self._score = score
+        self._proofs = proofs
+        self._status = status
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="queue", daemon=True)
+        self._runner: web.AppRunner | None = None
+        self.session: aiohttp.ClientSession
+        self.gateways: Gateways
+        self.queue: RolloutQueue
+
+    def start(self) -> str:
+        """Listen; the URL of the port. Raises UserMistakeError when the port is taken."""
+        self._thread.start()
+        return self.call(self._start())
+
+    def call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Run `work` in the queue's loop and wait for it, from any other thread."""
+        return self.submit(work).result()
+
+    def submit(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def fail(self, error: BaseException) -> None:
+        """End every plan in progress, and every later one, with this error. From any thread or a signal handler."""
+        self._loop.call_soon_threadsafe(self.queue.fail, error)
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self.call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> str:
+        settings = self._settings
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, limit_per_host=256))
+        times = GatewayTimes(gone_after=settings.gateway_gone_seconds)
+        self.gateways = Gateways(settings.gateways, settings.gateway_credential, self.session, times)
+        self.queue = RolloutQueue(settings.rules, self.gateways, self._score, self._watch)
+        server = QueueServer(self.queue, self._status, settings.credential)
+        # Without cancellation a worker that went away while it waited would still be given a lease.
+        runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=5.0)
+        self._runner = runner
+        await runner.setup()
+        site = web.TCPSite(runner, settings.host, settings.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise UserMistakeError(
+                f"the rollout queue cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+                "choose another port, or 0 for any free one"
+            ) from error
+        port = runner.addresses[0][1]
+        return f"http://{settings.host}:{port}"
+
+    def _watch(self, queue: RolloutQueue) -> ProofWatch:
+        watch = ProofWatch(
+            self._proofs, queue.proof_found, queue.watch_broke, poll_seconds=self._settings.poll_seconds
+        )
+        watch.start()
+        return watch
+
+    async def _close(self) -> None:
+        if hasattr(self, "queue"):
+            await self.queue.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await self.session.close()

@@ -1,0 +1,86 @@
+"""What an attempt counts as: pure functions from what is known of its end to its failure class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kitestring_api.names import (
+    CLASS_AGENT_FAILED,
+    CLASS_INFRASTRUCTURE,
+    CLASS_SUCCEEDED,
+    CLASS_TIMED_OUT,
+)
+from kitestring_rollout.protocol.queue import Finish
+from kitestring_rollout.traces.records import CallRecord, EndRecord
+from kitestring_trainer.queue.state import Ending
+
+ERROR_IN_REASON = 200
+"""Characters of an agent's last words that go into a reason."""
+
+
+def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str | None]:  # noqa: PLR0911  a table
+    """Failure class and reason of an attempt by how its agent ended; None: the executor never said."""
+    if finish is None:
+        return CLASS_INFRASTRUCTURE, "executor lost: its lease expired"
+    match finish.ended:
+        case "exited" if finish.exit_code == 0:
+            return CLASS_SUCCEEDED, None
+        case "exited":
+            return CLASS_AGENT_FAILED, _with_last_words(f"exit code {finish.exit_code}", finish)
+        case "signalled":
+            return CLASS_AGENT_FAILED, _with_last_words(f"ended by signal {finish.signal}", finish)
+        case "memory":
+            return CLASS_AGENT_FAILED, _with_last_words("over the memory limit of the pool", finish)
+        case "deadline":
+            return CLASS_TIMED_OUT, f"no end within {deadline_seconds:g} s"
+        case "startFailed":
+            return CLASS_INFRASTRUCTURE, f"agent could not start: {finish.message or 'no cause given'}"
+        case "cancelled":
+            return CLASS_INFRASTRUCTURE, f"cancelled: {finish.message or 'by the executor'}"
+        case "executorLost":
+            return CLASS_INFRASTRUCTURE, f"executor lost: {finish.message or 'no cause given'}"
+
+
+def judge(end: EndRecord, calls: Sequence[CallRecord], accepted: Callable[[str], bool] | None) -> Ending:
+    """The ending of a proven attempt, from its records.
+
+    An agent that failed after one of its models answered 5xx failed for the infrastructure's sake. `accepted` says
+    which policy versions its tokens may come from; None: any.
+    """
+    klass, reason = end.outcome, end.reason
+    if klass in (CLASS_AGENT_FAILED, CLASS_TIMED_OUT):
+        failed = next((call for call in calls if call.outcome == "failed" and (call.status or 0) >= 500), None)
+        if failed is not None:
+            klass = CLASS_INFRASTRUCTURE
+            cause = failed.error or failed.status
+            reason = f"model {failed.model} failed at call {failed.seq} ({cause}); then {reason}"
+    stale = None if accepted is None else stale_version(calls, accepted)
+    if stale is not None and klass != CLASS_INFRASTRUCTURE:
+        klass, reason = CLASS_INFRASTRUCTURE, stale
+    lost = klass == CLASS_INFRASTRUCTURE
+    return Ending(
+        klass=klass,
+        reason=reason,
+        reward=None if lost else end.reward,
+        reward_source=None if lost else end.reward_source,
+        epoch=end.epoch,
+        n_calls=end.n_calls,
+        digest=end.digest,
+    )
+
+
+def stale_version(calls: Sequence[CallRecord], accepted: Callable[[str], bool]) -> str | None:
+    """Why not every trained token comes from an accepted policy version; None when all do."""
+    for call in calls:
+        if not call.trained:
+            continue
+        for choice in call.choices:
+            for span in choice.versions:
+                if not accepted(span.version):
+                    return f"call {call.seq} was sampled from policy version {span.version}, which is not trained now"
+    return None
+
+
+def _with_last_words(reason: str, finish: Finish) -> str:
+    lines = [line.strip() for line in finish.log_tail.splitlines() if line.strip()]
+    return f"{reason}: {lines[-1][:ERROR_IN_REASON]}" if lines else reason
