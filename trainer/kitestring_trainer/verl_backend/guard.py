@@ -1,0 +1,109 @@
+"""Refuses to run against a verl whose inside is not the one this package was written for.
+
+verl's trainer is attached to through documented plug-in points and a few methods of its trainer class. The version
+is pinned; the parameter names of everything that is called or overridden are compared as well, so that a patched
+or vendored copy fails here, with one message, and not in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib.metadata import PackageNotFoundError, version
+
+from kitestring_trainer.errors import UserMistakeError
+
+VERL_VERSION = "0.9.1"
+
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    "verl.trainer.main_ppo:TaskRunnerV1.__ray_actor_class__.run": ("self", "config"),
+    "verl.trainer.main_ppo:TaskRunnerV1.__ray_actor_class__.init_agent_loop_manager": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:register_trainer": ("name",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._build_replay_buffer": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_dataloader": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_resource_pool_mgr": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._load_checkpoint": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._save_checkpoint": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.prepare_step": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._balance_batch": (
+        "self",
+        "batch",
+        "metrics",
+        "logging_prefix",
+        "keep_minibatch",
+    ),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob": ("self", "batch", "metrics"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_ref_log_prob": ("self", "batch", "metrics"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage": ("self", "batch", "metrics"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._update_actor": ("self", "batch", "metrics"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_metrics": (
+        "self",
+        "batch",
+        "metrics",
+        "timing_raw",
+        "global_steps",
+        "epoch",
+    ),
+    "verl.workers.engine_workers:ActorRolloutRefWorker.update_weights": ("self", "global_steps", "mode"),
+    "verl.workers.engine_workers:ActorRolloutRefWorker.set_loss_fn": ("self", "loss_fn"),
+    "verl.workers.engine_workers:ActorRolloutRefWorker.save_checkpoint": (
+        "self",
+        "local_path",
+        "hdfs_path",
+        "global_step",
+        "max_ckpt_to_keep",
+    ),
+    "verl.workers.engine_workers:ActorRolloutRefWorker.load_checkpoint": (
+        "self",
+        "local_path",
+        "hdfs_path",
+        "del_local_after_load",
+    ),
+    "verl.checkpoint_engine:CheckpointEngine.send_weights": ("self", "weights", "global_steps"),
+    "verl.workers.utils.padding:no_padding_2_padding": ("tensor", "data"),
+}
+"""Importable name → names of its parameters."""
+
+
+class VerlMismatchError(UserMistakeError):
+    """verl is missing, has another version, or is not the verl of that version."""
+
+
+def check_version() -> None:
+    """Compare the installed version without importing verl."""
+    try:
+        found = version("verl")
+    except PackageNotFoundError as error:
+        raise VerlMismatchError(
+            f"verl is not installed; allowed: verl=={VERL_VERSION}. Install the extra: pip install 'kitestring[trainer]'."
+        ) from error
+    if found != VERL_VERSION:
+        raise VerlMismatchError(
+            f"verl {found} is installed; allowed: {VERL_VERSION}, the version this release is tested with. "
+            f"Install it: pip install verl=={VERL_VERSION}."
+        )
+
+
+def check_signatures(signatures: dict[str, tuple[str, ...]] = SIGNATURES) -> None:
+    """Compare every signature in the table with the imported verl.
+
+    Raises:
+        VerlMismatchError: lists everything that differs.
+    """
+    differing = []
+    for name, expected in signatures.items():
+        module, _, path = name.partition(":")
+        found: object = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        # Ray adds a parameter of its own to the methods of its actor classes.
+        actual = (
+            tuple(p for p in inspect.signature(found).parameters if p != "_ray_trace_ctx") if callable(found) else None
+        )
+        if actual != expected:
+            differing.append(f"{name}: parameters {actual}, expected {expected}")
+    if differing:
+        raise VerlMismatchError(
+            f"the installed verl calls itself {VERL_VERSION} but differs from it: {'; '.join(differing)}. "
+            f"Reinstall it: pip install --force-reinstall --no-deps verl=={VERL_VERSION}."
+        )
