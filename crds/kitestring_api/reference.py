@@ -83,10 +83,20 @@ def _default(node: Schema) -> str:
 
 
 def _rules(schema: Schema, kind: str) -> str:
-    lines = [f"### Rules of a {kind}\n"]
-    for rule in _all_rules(schema):
-        lines.append(f"- {rule['message'][0].upper()}{rule['message'][1:]}.".replace("; ", "; *", 1)[:-1] + "*.")
-    return "\n".join(lines) + "\n"
+    """Two tables: rules about a resource, and rules about a change of one. The same rule of two fields stands once."""
+    messages = {rule["message"]: "oldSelf" in rule["rule"] for rule in _all_rules(schema)}
+    standing = [message for message, is_transition in messages.items() if not is_transition]
+    changes = [message for message, is_transition in messages.items() if is_transition]
+    tables = [f"### Rules of a {kind}\n", *_messages(standing), "", f"### Changes of a {kind}\n", *_messages(changes)]
+    return "\n".join(tables) + "\n"
+
+
+def _messages(messages: list[str]) -> list[str]:
+    rows = ["| rule | otherwise |", "|---|---|"]
+    for message in messages:
+        requires, _, remedy = message.partition("; ")
+        rows.append(f"| {_escape(requires)} | {_escape(remedy)} |")
+    return rows
 
 
 def _all_rules(node: Schema) -> Iterator[dict[str, str]]:

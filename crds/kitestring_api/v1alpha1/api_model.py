@@ -1,8 +1,8 @@
 """What every object of the API has in common: camelCase names, no unknown fields, no silent conversion, rules."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
 from kitestring_api.v1alpha1.rule import Rule
@@ -24,6 +24,15 @@ class ApiModel(BaseModel):
         allow_inf_nan=False,
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        """`field: null` is the same as no field, as a cluster reads it. Only fields that we know are looked at."""
+        if not isinstance(data, dict):
+            return data
+        known = {str(field.alias) for field in cls.model_fields.values()}
+        return {name: value for name, value in data.items() if value is not None or name not in known}
 
     def manifest(self) -> dict[str, object]:
         """This object as it would stand in YAML: plain data, camelCase, defaults filled in, absent fields left out."""

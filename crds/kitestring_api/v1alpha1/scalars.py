@@ -37,7 +37,7 @@ Bucket = Annotated[str, StringConstraints(min_length=3, max_length=63, pattern=r
 ObjectKey = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^/\s]\S*$")]
 """Key of an object, or a prefix of keys: no leading slash, no blanks."""
 
-QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([eE][0-9]+|[kMGTPE]i?|m|Ki)?$"
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i|[eE][0-9]+)?$"
 
 
 def _text_of_integer(value: object) -> object:
