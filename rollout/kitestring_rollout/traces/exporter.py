@@ -57,8 +57,8 @@ class GroupCommitExporter:
 
     The first span of a batch starts a timer of `linger_seconds` (or `urgent_seconds`); what has come until then, from
     all attempts, goes out in one request. Answers that allow it are retried with exponential backoff and jitter,
-    honouring Retry-After, until `deadline_seconds` after the span was submitted; then its future fails with `SpanLost`. At most
-    `max_pending_bytes` wait for acknowledgement: a span beyond that is lost at once.
+    honouring Retry-After, until `deadline_seconds` after the span was submitted; then its future fails with `SpanLost`.
+    At most `max_pending_bytes` wait for acknowledgement: a span beyond that is lost at once.
     """
 
     def __init__(

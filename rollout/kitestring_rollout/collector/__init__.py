@@ -1,0 +1,1 @@
+"""The built-in collector: OTLP over HTTP in, one durable object per request out."""
