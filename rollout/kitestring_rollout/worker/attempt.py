@@ -1,0 +1,127 @@
+"""One attempt on this machine: from its lease to the message that says how its agent ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd
+from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
+from kitestring_rollout.worker.config import WorkerConfig
+from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
+from kitestring_rollout.worker.launcher_process import START_SECONDS, CannotLaunch, Launcher, LauncherLost, RunningAgent
+from kitestring_rollout.worker.program import PythonProgram
+from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_TTL = 3
+MARGIN_SECONDS = 30.0
+"""A guardian that is silent for so long after it should have reported is given up."""
+
+
+class Attempt:
+    """Runs the agent of one lease. `run` returns what to report, or None when the lease was lost."""
+
+    def __init__(self, config: WorkerConfig, lease: Lease, launcher: Launcher, queue: QueueClient) -> None:
+        self.lease = lease
+        self._config = config
+        self._launcher = launcher
+        self._queue = queue
+        self._leased_at = time.monotonic()
+        self._agent: RunningAgent | None = None
+        self._cancelled = False
+        self._gone = False
+
+    async def run(self, base: Mapping[str, str], scratch_root: Path, program: PythonProgram | None) -> Finish | None:
+        scratch = scratch_root / uuid.uuid4().hex
+        try:
+            start = agent_start(self._config, self.lease, base, scratch, program)
+            self._agent = await self._launcher.start(start)
+        except (TaskUndeliverable, CannotLaunch) as error:
+            return self._finish("startFailed", str(error))
+        except LauncherLost as error:
+            return self._finish("executorLost", str(error))
+        if self._cancelled:
+            self._agent.cancel()
+        beating = asyncio.create_task(self._heartbeats())
+        patience = start.seconds + start.grace_seconds + 2 * UNKILLABLE_SECONDS + MARGIN_SECONDS
+        try:
+            end = await self._end(self._agent, patience)
+        except LauncherLost as error:
+            return None if self._gone else self._finish("executorLost", str(error))
+        finally:
+            beating.cancel()
+        return None if self._gone else self._report(end, has_output=start.output_bytes > 0)
+
+    def cancel(self) -> None:
+        """Ends the agent, with its grace; `run` still returns a report."""
+        self._cancelled = True
+        if self._agent is not None:
+            self._agent.cancel()
+
+    def drop(self) -> None:
+        """Kills the agent; `run` returns None."""
+        self._gone = True
+        if self._agent is not None:
+            self._agent.kill()
+
+    async def _end(self, agent: RunningAgent, patience: float) -> AgentEnd:
+        ended = asyncio.create_task(agent.ended())
+        started = asyncio.ensure_future(agent.started)
+        done, _ = await asyncio.wait({ended, started}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            await asyncio.wait({ended}, timeout=patience)
+        if not ended.done():
+            await agent.abandon()
+            ended.cancel()
+            raise LauncherLost("the process that guards the agent did not answer")
+        return ended.result()
+
+    async def _heartbeats(self) -> None:
+        interval = self.lease.ttl_seconds / BEATS_PER_TTL
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                reply = await self._queue.heartbeat(self.lease.lease, time.monotonic() - self._leased_at)
+            except LeaseGone:
+                log.warning("attempt %s of %s: the lease is gone; its agent is killed", *self._ids())
+                self.drop()
+                return
+            except QueueAway as error:
+                log.info("attempt %s of %s: no heartbeat (%s)", *self._ids(), error)
+                interval = min(interval, 1.0)
+                continue
+            interval = reply.ttl_seconds / BEATS_PER_TTL
+            if reply.cancel and not self._cancelled:
+                self.cancel()
+
+    def _ids(self) -> tuple[str, str]:
+        return self.lease.attempt, self.lease.rollout
+
+    def _report(self, end: AgentEnd, has_output: bool) -> Finish:
+        agent = self._agent
+        known = agent is not None and agent.started.done() and not agent.started.cancelled()
+        begun = agent.started.result() if agent is not None and known else self._leased_at
+        return Finish(
+            attempt=self.lease.attempt,
+            ended=cast(EndKind, end.ended),
+            exit_code=end.exit_code,
+            signal=end.signal,
+            message=end.message,
+            output=end.output,
+            output_truncated=end.output_truncated and has_output,
+            log_tail=end.log_tail,
+            log_bytes=end.log_bytes,
+            seconds=end.seconds,
+            start_seconds=max(0.0, begun - self._leased_at),
+        )
+
+    def _finish(self, ended: EndKind, message: str) -> Finish:
+        seconds = time.monotonic() - self._leased_at
+        return Finish(attempt=self.lease.attempt, ended=ended, message=message[:4096], seconds=seconds)

@@ -1,0 +1,169 @@
+"""The worker's loop: leases up to its free capacity, runs an agent for each lease, says how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from kitestring_rollout.protocol.queue import Finish, Lease, LeaseRequest
+from kitestring_rollout.worker.attempt import Attempt
+from kitestring_rollout.worker.config import WorkerConfig
+from kitestring_rollout.worker.launcher_process import CannotLaunch, Launcher, LauncherLost
+from kitestring_rollout.worker.program import PythonProgram
+from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused, RunEnded
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+LAST_WORD_SECONDS = 30.0
+"""How long, after it was told to stop, the worker tries to reach the queue with what is still to be said."""
+
+
+class Worker:
+    """Runs until the run has ended or `stop` is called; then no process of an agent is left."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        queue: QueueClient,
+        launcher: Launcher,
+        base: Mapping[str, str],
+        scratch_root: Path,
+        program: PythonProgram | None,
+    ) -> None:
+        self._config = config
+        self._queue = queue
+        self._launcher = launcher
+        self._base = base
+        self._scratch_root = scratch_root
+        self._program = program
+        self._stopping = asyncio.Event()
+        self._running: dict[asyncio.Task[Finish | None], Attempt] = {}
+        self._reporting: set[asyncio.Task[None]] = set()
+        self._away = False
+
+    def stop(self) -> None:
+        """No new leases; running agents get `drain_seconds`, then they are cancelled and reported so."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """QueueRefused when the queue does not take us; otherwise returns at the end of the run or after `stop`."""
+        try:
+            await self._warm()
+            while not self._stopping.is_set():
+                free = self._config.capacity - len(self._running)
+                if free <= 0 or len(self._reporting) > self._config.capacity:
+                    await self._wait({*self._running, *self._reporting})
+                    continue
+                for lease in await self._lease(free):
+                    self._begin(lease)
+            await self._drain()
+        except RunEnded:
+            log.info("the run has ended")
+        finally:
+            await self._drop_all()
+
+    async def _warm(self) -> None:
+        """A preload that fails is each attempt's failure, by the text that says why: the queue decides what follows."""
+        try:
+            await self._launcher.ready()
+        except (CannotLaunch, LauncherLost) as error:
+            log.error("no agent can be started: %s", error)  # noqa: TRY400 (the user's mistake: no traceback)
+
+    async def _lease(self, free: int) -> tuple[Lease, ...]:
+        """Leases for `free` agents, none when there are none now or we are to stop; RunEnded."""
+        request = LeaseRequest(executor=self._config.name, capacity=free, wait_seconds=self._config.poll_seconds)
+        pause = FIRST_PAUSE
+        while not self._stopping.is_set():
+            asking = asyncio.create_task(self._queue.lease(request))
+            await self._wait({asking})
+            if not asking.done():
+                asking.cancel()
+                return ()
+            try:
+                leases = asking.result()
+            except QueueAway as error:
+                if not self._away:
+                    log.warning("the queue at %s is away (%s); trying again", self._config.queue_url, error)
+                self._away = True
+                await self._pause(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            if self._away:
+                log.info("the queue is back")
+            self._away = False
+            return leases
+        return ()
+
+    async def _wait(self, tasks: set[asyncio.Task[object]]) -> None:
+        """Until one of the tasks is done or we are to stop."""
+        stop = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):  # noqa: S311 (spreads the workers)
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _begin(self, lease: Lease) -> None:
+        attempt = Attempt(self._config, lease, self._launcher, self._queue)
+        task = asyncio.create_task(attempt.run(self._base, self._scratch_root, self._program))
+        self._running[task] = attempt
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Finish | None]) -> None:
+        attempt = self._running.pop(task)
+        if task.cancelled():
+            return
+        finish = task.result()
+        if finish is not None:
+            reporting = asyncio.create_task(self._report(attempt.lease, finish))
+            self._reporting.add(reporting)
+            reporting.add_done_callback(self._reporting.discard)
+
+    async def _report(self, lease: Lease, finish: Finish) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                reply = await self._queue.finish(lease.lease, finish)
+            except LeaseGone:
+                log.warning("attempt %s of %s: closed before its end was reported", lease.attempt, lease.rollout)
+            except QueueRefused as error:
+                log.error("attempt %s of %s: %s", lease.attempt, lease.rollout, error)  # noqa: TRY400
+            except QueueAway as error:
+                log.info("attempt %s of %s: cannot report yet (%s)", lease.attempt, lease.rollout, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            else:
+                log.info("attempt %s of %s: %s, %s", lease.attempt, lease.rollout, finish.ended, reply.outcome)
+            return
+
+    async def _drain(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=self._config.drain_seconds)
+        for attempt in self._running.values():
+            attempt.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        await asyncio.sleep(0)  # lets the reports of the last ones begin
+        if self._reporting:
+            await asyncio.wait(self._reporting, timeout=LAST_WORD_SECONDS)
+
+    async def _drop_all(self) -> None:
+        for attempt in self._running.values():
+            attempt.drop()
+        if self._running:
+            await asyncio.wait(self._running)
+        for task in list(self._reporting):
+            task.cancel()
+        await self._launcher.close()
