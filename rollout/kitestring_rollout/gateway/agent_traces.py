@@ -1,0 +1,118 @@
+"""Agents' own spans: stripped of claimed identity, stamped with the token's, passed on to the untrusted pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from kitestring_rollout.gateway.errors import Refusal, upstream_failed
+from kitestring_rollout.gateway.metrics import Metrics
+from kitestring_rollout.gateway.session import Session
+from kitestring_rollout.traces import conventions
+from kitestring_rollout.traces.records import AttemptIdentity
+
+PROTOBUF: Final = "application/x-protobuf"
+OWN_PREFIX: Final = "kitestring."
+"""Attributes under this name are the gateway's to write: an agent's are taken out wherever they stand."""
+FORWARD_SECONDS: Final = 10.0
+
+
+class AgentTraces:
+    """Forwards to the collector's untrusted route."""
+
+    def __init__(self, client: aiohttp.ClientSession, endpoint: str, credential: str | None, metrics: Metrics) -> None:
+        self._client = client
+        self._endpoint = endpoint
+        self._headers = {"Content-Type": PROTOBUF}
+        if credential is not None:
+            self._headers["Authorization"] = f"Bearer {credential}"
+        self._metrics = metrics
+
+    async def serve(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
+        """POST {base}/otlp/v1/traces. 200 when the collector has taken the spans."""
+        if request.content_type != PROTOBUF:
+            raise Refusal(415, "unsupported_media_type", f"spans are taken as {PROTOBUF} (OTLP over HTTP)")
+        raw = await request.read()
+        left = session.attempt.limits.agent_span_bytes - session.attempt.span_bytes
+        data = decompress(raw, request.headers.get("Content-Encoding", "identity"), left)
+        session.attempt.take_span_bytes(len(data))
+        body = restamp(data, session.identity)
+        try:
+            async with (
+                asyncio.timeout(FORWARD_SECONDS),
+                self._client.post(self._endpoint, data=body, headers=self._headers) as reply,
+            ):
+                answer = await reply.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise upstream_failed(f"the collector did not answer: {type(error).__name__}", "collector", 503) from None
+        if reply.status >= 500 or reply.status == 429:
+            raise upstream_failed(f"the collector answered {reply.status}", "collector", 503)
+        if reply.status != 200:
+            raise Refusal(400, "spans_refused", f"the collector refused the spans ({reply.status})")
+        self._metrics.agent_span_bytes.inc(len(data))
+        return web.Response(body=answer, content_type=PROTOBUF)
+
+
+def decompress(raw: bytes, encoding: str, limit: int) -> bytes:
+    """The body without its encoding; Refusal 413 when it is longer than `limit`, 400 or 415 when it cannot be read."""
+    if encoding in ("", "identity"):
+        data = raw
+    elif encoding == "gzip":
+        stream = zlib.decompressobj(wbits=31)
+        try:
+            data = stream.decompress(raw, max(limit, 0) + 1)
+        except zlib.error as error:
+            raise Refusal(400, "invalid_gzip", f"the body is not gzip: {error}") from None
+        if not stream.eof and len(data) <= limit:
+            raise Refusal(400, "invalid_gzip", "the gzip body is cut off")
+    else:
+        raise Refusal(415, "unsupported_encoding", "bodies may be gzip or identity")
+    if len(data) > limit:
+        raise Refusal(413, "span_bytes_limit", "the attempt's limit of bytes of spans is used up")
+    return data
+
+
+def restamp(data: bytes, identity: AttemptIdentity) -> bytes:
+    """An export request with the token's identity in place of whatever identity it claims; Refusal 400."""
+    try:
+        request = ExportTraceServiceRequest.FromString(data)
+    except DecodeError:
+        raise Refusal(400, "invalid_spans", "the body is no OTLP ExportTraceServiceRequest") from None
+    for resource_spans in request.resource_spans:
+        attributes = resource_spans.resource.attributes
+        _strip(attributes)
+        for name, value in (
+            (conventions.RUN, identity.run),
+            (conventions.ROLLOUT, identity.rollout),
+            (conventions.ATTEMPT, identity.attempt),
+            (conventions.GROUP, identity.group),
+            (conventions.MODE, identity.mode),
+        ):
+            attributes.add(key=name).value.string_value = value
+        for name, number in ((conventions.TASK, identity.task), (conventions.STEP, identity.step)):
+            attributes.add(key=name).value.int_value = number
+        for scope_spans in resource_spans.scope_spans:
+            _strip(scope_spans.scope.attributes)
+            for span in scope_spans.spans:
+                _strip(span.attributes)
+                for event in span.events:
+                    _strip(event.attributes)
+                for link in span.links:
+                    _strip(link.attributes)
+    stamped: bytes = request.SerializeToString()
+    return stamped
+
+
+def _strip(attributes: Any) -> None:
+    """Deletes attributes of our own namespace, in place."""
+    kept = [attribute for attribute in attributes if not attribute.key.startswith(OWN_PREFIX)]
+    if len(kept) < len(attributes):
+        copies = [type(attribute).FromString(attribute.SerializeToString()) for attribute in kept]
+        del attributes[:]
+        attributes.extend(copies)

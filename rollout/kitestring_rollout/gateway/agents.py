@@ -1,0 +1,113 @@
+"""The agents' side: finds the attempt of a request by its token and hands it to what serves the route."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from kitestring_api import names
+from kitestring_rollout.gateway.agent_traces import AgentTraces
+from kitestring_rollout.gateway.calls import Calls
+from kitestring_rollout.gateway.errors import JSON_TYPE, Refusal
+from kitestring_rollout.gateway.process import Process
+from kitestring_rollout.gateway.session import Session
+from kitestring_rollout.gateway.token import SCOPE_CALLS, SCOPE_REWARDS, SCOPE_SPANS, verify
+from kitestring_rollout.traces.records import Api
+
+_log = logging.getLogger(__name__)
+
+TOKEN_PREFIX: Final = "/r/"
+CALL_ROUTES: Final[dict[str, Api]] = {names.ROUTE_CHAT: "chat", names.ROUTE_COMPLETIONS: "completions"}
+SCOPES: Final[dict[tuple[str, str], str]] = {
+    ("POST", names.ROUTE_CHAT): SCOPE_CALLS,
+    ("POST", names.ROUTE_COMPLETIONS): SCOPE_CALLS,
+    ("GET", names.ROUTE_MODELS): SCOPE_CALLS,
+    ("POST", names.ROUTE_REWARDS): SCOPE_REWARDS,
+    ("POST", names.ROUTE_AGENT_TRACES): SCOPE_SPANS,
+}
+
+
+class Agents:
+    """Handler of the agents' listener. There is no router: no other path leads anywhere."""
+
+    def __init__(self, process: Process, calls: Calls, agent_traces: AgentTraces) -> None:
+        self._process = process
+        self._calls = calls
+        self._agent_traces = agent_traces
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        session: Session | None = None
+        try:
+            token, route = _split(request)
+            if route == names.ROUTE_HEALTH and request.method in ("GET", "HEAD"):
+                return web.Response(body=b'{"status":"ok"}', content_type=JSON_TYPE)
+            scope = _scope(request.method, route)
+            session = self._session(token, scope)
+            api = CALL_ROUTES.get(route)
+            if api is not None:
+                return await self._calls.serve(request, session, api)
+            if scope == SCOPE_REWARDS:
+                return await self._reward(request, session)
+            if scope == SCOPE_SPANS:
+                return await self._agent_traces.serve(request, session)
+            return self._models(route)
+        except Refusal as refusal:
+            error: Refusal = refusal
+        except web.HTTPRequestEntityTooLarge:
+            limit = self._process.config.max_body_bytes
+            error = Refusal(413, "body_too_large", f"a request may have {limit} bytes")
+        self._process.metrics.refused(error.code)
+        if session is not None and error.counts_as_rejected:
+            session.attempt.rejected += 1
+        return web.Response(
+            body=error.body(), status=error.status, headers={"Content-Type": JSON_TYPE, **error.headers}
+        )
+
+    def _session(self, token: str, scope: str) -> Session:
+        process = self._process
+        claims = verify(token, process.token_key, now=time.time(), epoch=process.epoch, scope=scope)
+        session = process.registry.find(claims.attempt)
+        if session is None:
+            raise Refusal(410, "attempt_closed", "the attempt has been closed")
+        return session
+
+    def _models(self, route: str) -> web.StreamResponse:
+        process = self._process
+        name = route[len(names.ROUTE_MODELS) + 1 :]
+        body = process.models.one(name, process.started) if name else process.models.listing(process.started)
+        return web.Response(body=body, content_type=JSON_TYPE)
+
+    async def _reward(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
+        body = await request.read()
+        session.attempt.check_open()
+        reward = session.attempt.rewards.post(body, time.time_ns())
+        self._process.metrics.rewards.inc()
+        return web.Response(body=orjson.dumps({"value": reward.value, "name": reward.name}), content_type=JSON_TYPE)
+
+
+def _split(request: web.BaseRequest) -> tuple[str, str]:
+    """The token, of the path or of a header, and the route below the attempt's base URL."""
+    path = request.path
+    if path.startswith(TOKEN_PREFIX):
+        token, slash, rest = path[len(TOKEN_PREFIX) :].partition("/")
+        return token, slash + rest
+    header = request.headers.get("Authorization", "")
+    if header[:7].lower() == "bearer ":
+        return header[7:].strip(), path
+    return request.headers.get("x-api-key", ""), path
+
+
+def _scope(method: str, route: str) -> str:
+    scope = SCOPES.get((method, route))
+    if scope is not None:
+        return scope
+    if method == "GET" and route.startswith(names.ROUTE_MODELS + "/"):
+        return SCOPE_CALLS
+    allowed = sorted(known for known, path in SCOPES if path == route)
+    if allowed:
+        raise Refusal(405, "method_not_allowed", f"{route[:64]} takes {', '.join(allowed)}")
+    raise Refusal(404, "unknown_route", f"there is no route {route[:128]!r} at the gateway")

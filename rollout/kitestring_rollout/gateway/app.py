@@ -1,0 +1,181 @@
+"""Wiring of a gateway process: both listeners, the exporter, the upstream client; start, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from kitestring_api import names
+from kitestring_api.errors import UserMistakeError
+from kitestring_rollout.gateway.admin import admin_app
+from kitestring_rollout.gateway.agent_traces import AgentTraces
+from kitestring_rollout.gateway.agents import Agents
+from kitestring_rollout.gateway.calls import Calls
+from kitestring_rollout.gateway.config import MIN_KEY_BYTES, GatewayConfig, Listener
+from kitestring_rollout.gateway.process import Process
+from kitestring_rollout.gateway.request import CallRules
+from kitestring_rollout.gateway.upstream import Upstream
+from kitestring_rollout.traces.exporter import GroupCommitExporter
+
+_log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 30.0
+
+
+async def serve(config: GatewayConfig) -> int:
+    """Runs a gateway until SIGTERM or SIGINT; the process's exit code. UserMistakeError for what the user can mend."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with running(config) as (process, urls):
+            sys.stdout.write(json.dumps({"listening": urls}) + "\n")
+            sys.stdout.flush()
+            await stop.wait()
+            return await _drain(process)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[str, str]]]:
+    """A gateway that serves, and the URLs of its listeners (`agents`, `admin`)."""
+    token_key = _read(config.token_key_file, "token_key_file")
+    if len(token_key) < MIN_KEY_BYTES:
+        raise UserMistakeError(
+            f"token_key_file {config.token_key_file}: {len(token_key)} bytes, {MIN_KEY_BYTES} are needed"
+        )
+    collector = config.collector
+    async with contextlib.AsyncExitStack() as stack:
+        exporter = await stack.enter_async_context(
+            GroupCommitExporter(
+                collector.url.rstrip("/") + names.ROUTE_OTLP_TRACES,
+                credential=_optional(collector.credential_file, "collector.credential_file"),
+                resource={"kitestring.run": config.run},
+                deadline_seconds=collector.deadline_seconds,
+                max_pending_bytes=collector.max_pending_bytes,
+            )
+        )
+        upstream = await stack.enter_async_context(
+            Upstream(connect_seconds=config.connect_seconds, upstream_seconds=config.upstream_seconds)
+        )
+        client = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
+        api_keys = {
+            model.name: _credential(model.api_key_file, f"frozen[{index}].api_key_file")
+            for index, model in enumerate(config.frozen)
+            if model.api_key_file is not None
+        }
+        process = Process(config, token_key, exporter, api_keys)
+        calls = Calls(
+            models=process.models,
+            upstream=upstream,
+            gates=process.gates,
+            memory=process.memory,
+            metrics=process.metrics,
+            rules=CallRules(config.sampling, config.media_hosts),
+        )
+        agent_traces = AgentTraces(
+            client,
+            (collector.agent_url or collector.url).rstrip("/") + names.ROUTE_OTLP_AGENT_TRACES,
+            _optional(collector.agent_credential_file, "collector.agent_credential_file"),
+            process.metrics,
+        )
+        agents = Agents(process, calls, agent_traces)
+        agents_url = await _listen_agents(stack, agents, config)
+        process.advertised_url = (config.advertised_url or agents_url).rstrip("/")
+        admin_runner = web.AppRunner(
+            admin_app(process, _credential(config.admin_credential_file, "admin_credential_file")),
+            access_log=None,
+            shutdown_timeout=1.0,
+        )
+        admin_url = await _listen(stack, admin_runner, config.admin, "admin")
+        sweeper = asyncio.create_task(_sweep(process))
+        stack.push_async_callback(_ended, sweeper)
+        yield process, {"agents": agents_url, "admin": admin_url}
+
+
+async def _listen_agents(stack: contextlib.AsyncExitStack, agents: Agents, config: GatewayConfig) -> str:
+    loop = asyncio.get_running_loop()
+
+    def make_request(*parts: Any) -> web.BaseRequest:
+        message, payload, protocol, writer, task = parts
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=config.max_body_bytes)
+
+    server = web.Server(
+        agents.handle,
+        request_factory=make_request,
+        handler_cancellation=True,  # an agent that goes away aborts its call
+        access_log=None,
+        max_line_size=16_384,  # the path holds the token
+    )
+    return await _listen(stack, web.ServerRunner(server, shutdown_timeout=1.0), config.agents, "agents")
+
+
+async def _listen(stack: contextlib.AsyncExitStack, runner: web.BaseRunner, listener: Listener, name: str) -> str:
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, listener.host, listener.port, backlog=4096).start()
+    except OSError as error:
+        raise UserMistakeError(
+            f"{name}.port {listener.port} on {listener.host}: {error.strerror}; choose another, or 0 for any free one"
+        ) from None
+    host, port = runner.addresses[0][:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _sweep(process: Process) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        await process.drop_abandoned(time.time())
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _drain(process: Process) -> int:
+    """Opens nothing more and waits for open attempts to be ended, up to the bound; 1 when some were not."""
+    process.drain()
+    deadline = time.monotonic() + process.config.drain_seconds
+    while len(process.registry) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    left = len(process.registry)
+    if left:
+        _log.error("%d attempts were still open after %g s; they are lost", left, process.config.drain_seconds)
+        for session in process.registry:
+            await session.fence()
+    return names.EXIT_FAILED if left else names.EXIT_OK
+
+
+def _read(path: Path, field: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserMistakeError(f"{field}: cannot read {path}: {error.strerror}") from None
+
+
+def _optional(path: Path | None, field: str) -> str | None:
+    return None if path is None else _credential(path, field)
+
+
+def _credential(path: Path, field: str) -> str:
+    credential = _read(path, field).strip()
+    if not credential or not all(33 <= byte <= 126 for byte in credential):
+        raise UserMistakeError(f"{field}: {path} must hold one word of printable ASCII text")
+    return credential.decode()

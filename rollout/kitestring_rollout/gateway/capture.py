@@ -1,0 +1,349 @@
+"""What is recorded of a reply, whole or streamed, and what is taken out of it before the agent sees it. Pure.
+
+Shapes: vLLM's OpenAI routes. Chat: `prompt_token_ids` at the top of the reply, or of a stream's first chunk;
+completions: inside the choice. `token_ids`, `logprobs` per choice, as deltas in a stream; `weight_versions` per choice,
+in a stream on its last chunk, with offsets into the whole output.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from kitestring_rollout.gateway.request import Asked
+from kitestring_rollout.traces.records import (
+    NO_IDS,
+    NO_LOGPROBS,
+    Api,
+    ChoiceRecord,
+    Json,
+    Logprobs,
+    TokenIds,
+    VersionSpan,
+)
+
+MISSING_LOGPROB: Final = -9999.0
+"""What vLLM reports where it has none."""
+
+_INTERNAL: Final = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "kv_transfer_params")
+
+
+class MalformedReply(ValueError):
+    """The model server's reply is not of OpenAI's shape; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a call's record needs of its reply."""
+
+    prompt_token_ids: TokenIds
+    choices: tuple[ChoiceRecord, ...]
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    response_id: str | None
+    last_message: str | None
+
+
+@dataclass(slots=True)
+class _Choice:
+    index: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    versions: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    text: list[str] = field(default_factory=list)
+    message: Json | None = None
+    """Of a whole reply."""
+    pieces: dict[str, list[str]] = field(default_factory=dict)
+    """Of a stream: the message's texts by field."""
+    tool_calls: dict[int, Json] = field(default_factory=dict)
+
+
+class Capture:
+    """Collects a reply: `whole` once, or `chunk` for each chunk of a stream; then `result`."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._prompt_ids: Any = None
+        self._choices: dict[int, _Choice] = {}
+        self._usage: Json | None = None
+        self._id: str | None = None
+
+    def whole(self, reply: Json) -> None:
+        self._head(reply)
+        for raw in _choices_of(reply):
+            choice = self._choice(raw)
+            if self._api == "chat":
+                message = raw.get("message")
+                if not isinstance(message, dict):
+                    raise MalformedReply("a choice has no message")
+                choice.message = message
+            else:
+                choice.text.append(_text(raw.get("text")))
+
+    def chunk(self, reply: Json) -> None:
+        self._head(reply)
+        for raw in _choices_of(reply):
+            choice = self._choice(raw)
+            if self._api == "chat":
+                delta = raw.get("delta")
+                if isinstance(delta, dict):
+                    _merge_delta(choice, delta)
+            else:
+                choice.text.append(_text(raw.get("text")))
+
+    def _head(self, reply: Json) -> None:
+        if self._id is None and isinstance(reply.get("id"), str):
+            self._id = reply["id"]
+        ids = reply.get("prompt_token_ids")
+        if ids is not None and self._prompt_ids is None:
+            self._prompt_ids = ids
+        usage = reply.get("usage")
+        if isinstance(usage, dict):
+            self._usage = usage
+
+    def _choice(self, raw: Any) -> _Choice:
+        if not isinstance(raw, dict) or type(raw.get("index", 0)) is not int:
+            raise MalformedReply("a choice is not an object with an index")
+        index = raw.get("index", 0)
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice(index)
+        ids = raw.get("token_ids")
+        if ids:
+            choice.ids.extend(ids)
+        logprobs = raw.get("logprobs")
+        if isinstance(logprobs, dict):
+            if self._api == "chat":
+                for item in logprobs.get("content") or ():
+                    choice.logprobs.append(item.get("logprob"))
+            else:
+                choice.logprobs.extend(logprobs.get("token_logprobs") or ())
+        versions = raw.get("weight_versions")
+        if versions:
+            choice.versions = versions
+        if self._prompt_ids is None:
+            self._prompt_ids = raw.get("prompt_token_ids")
+        reason = raw.get("finish_reason")
+        if isinstance(reason, str):
+            choice.finish_reason = reason
+        return choice
+
+    @property
+    def generated(self) -> int:
+        """Tokens seen so far, or text pieces where the server reports no ids."""
+        return sum(
+            len(choice.ids) or len(choice.text) + sum(map(len, choice.pieces.values()))
+            for choice in self._choices.values()
+        )
+
+    def result(self, *, trained: bool, version: str | None) -> Captured:
+        """`version`: policy version of the whole reply as its header says it, where the reply says none itself."""
+        records = tuple(
+            _choice_record(self._choices[index], self._api, trained=trained, version=version)
+            for index in sorted(self._choices)
+        )
+        usage = self._usage or {}
+        prompt_ids = _ids(self._prompt_ids) if trained else NO_IDS
+        prompt_tokens = _count(usage.get("prompt_tokens"))
+        completion_tokens = _count(usage.get("completion_tokens"))
+        if prompt_tokens is None and len(prompt_ids):
+            prompt_tokens = len(prompt_ids)
+        if completion_tokens is None and trained:
+            completion_tokens = sum(len(choice.ids) for choice in self._choices.values())
+        first = records[0] if records else None
+        return Captured(
+            prompt_token_ids=prompt_ids,
+            choices=records,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            response_id=self._id,
+            last_message=None if first is None else _spoken(first),
+        )
+
+
+def trainable(captured: Captured) -> bool:
+    """Every choice has ids and logprobs, and the prompt has ids."""
+    return len(captured.prompt_token_ids) > 0 and all(
+        len(choice.token_ids) > 0 and len(choice.logprobs) == len(choice.token_ids) for choice in captured.choices
+    )
+
+
+def strip_whole(reply: Json, asked: Asked, model: str) -> None:
+    """Takes out of a reply what only the gateway asked for, and names the model as the agent did."""
+    _strip_head(reply, asked, model)
+    for choice in reply["choices"]:
+        _strip_choice(choice, asked, absent=False)
+
+
+def strip_chunk(chunk: Json, asked: Asked, model: str) -> bool:
+    """The same for a chunk of a stream; False when nothing is left that the agent is to see."""
+    _strip_head(chunk, asked, model)
+    choices = chunk.get("choices")
+    if not asked.usage:
+        usage = chunk.pop("usage", None)
+        if not choices and usage is not None:
+            return False
+    if not choices:
+        return True
+    seen = chunk.get("usage") is not None or asked.token_ids
+    for choice in choices:
+        held_back = not _says_something(choice)
+        _strip_choice(choice, asked, absent=True)
+        seen = seen or not held_back
+    return seen
+
+
+def _strip_head(reply: Json, asked: Asked, model: str) -> None:
+    reply["model"] = model
+    for name in _INTERNAL:
+        if name in reply and not (name == "prompt_token_ids" and asked.token_ids):
+            del reply[name]
+
+
+def _strip_choice(choice: Json, asked: Asked, *, absent: bool) -> None:
+    if not asked.logprobs and "logprobs" in choice:
+        if absent:
+            del choice["logprobs"]
+        else:
+            choice["logprobs"] = None
+    if not asked.token_ids:
+        choice.pop("token_ids", None)
+        choice.pop("prompt_token_ids", None)
+    if not asked.weight_versions:
+        choice.pop("weight_versions", None)
+    choice.pop("prompt_logprobs", None)
+    choice.pop("routed_experts", None)
+
+
+def _says_something(choice: Json) -> bool:
+    """Whether a streamed choice holds more than ids and logprobs: servers send such chunks while a parser holds the
+    text back."""
+    if choice.get("finish_reason") is not None or choice.get("text"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(value not in (None, "", []) for value in delta.values())
+
+
+def _choices_of(reply: Json) -> list[Any]:
+    choices = reply.get("choices")
+    if not isinstance(choices, list):
+        raise MalformedReply("the reply has no list of choices")
+    return choices
+
+
+def _merge_delta(choice: _Choice, delta: Json) -> None:
+    for name, value in delta.items():
+        if isinstance(value, str):
+            choice.pieces.setdefault(name, []).append(value)
+        elif name == "tool_calls" and isinstance(value, list):
+            for part in value:
+                if isinstance(part, dict):
+                    _merge_tool_call(choice.tool_calls, part)
+
+
+def _merge_tool_call(calls: dict[int, Json], part: Json) -> None:
+    index = part.get("index")
+    key = index if type(index) is int else len(calls)
+    call = calls.setdefault(key, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    if isinstance(part.get("id"), str):
+        call["id"] = part["id"]
+    function = part.get("function")
+    if isinstance(function, dict):
+        for name in ("name", "arguments"):
+            if isinstance(function.get(name), str):
+                call["function"][name] += function[name]
+
+
+def _choice_record(choice: _Choice, api: Api, *, trained: bool, version: str | None) -> ChoiceRecord:
+    ids, logprobs = NO_IDS, NO_LOGPROBS
+    versions: tuple[VersionSpan, ...] = ()
+    if trained:
+        ids = _ids(choice.ids)
+        logprobs = _logprobs(choice.logprobs, len(ids))
+        if len(ids):
+            versions = _versions(choice.versions, len(ids), version)
+    message = _message(choice) if api == "chat" else None
+    return ChoiceRecord(
+        index=choice.index,
+        token_ids=ids,
+        logprobs=logprobs,
+        versions=versions,
+        finish_reason=choice.finish_reason,
+        message=message,
+        text="".join(choice.text) if api == "completions" else None,
+        tool_calls=len(message.get("tool_calls") or ()) if message is not None else 0,
+    )
+
+
+def _message(choice: _Choice) -> Json:
+    if choice.message is not None:
+        return choice.message
+    message: Json = {name: "".join(pieces) for name, pieces in choice.pieces.items()}
+    message["role"] = "assistant"
+    if choice.tool_calls:
+        message["tool_calls"] = [choice.tool_calls[index] for index in sorted(choice.tool_calls)]
+    if not message.get("content"):
+        message["content"] = None
+    return message
+
+
+def _ids(values: Any) -> TokenIds:
+    """int32 [T], or empty when a server reports anything else than token ids."""
+    if not values or not isinstance(values, list):
+        return NO_IDS
+    try:
+        return np.frombuffer(array("i", values), dtype=np.int32)
+    except (TypeError, OverflowError):
+        return NO_IDS
+
+
+def _logprobs(values: list[Any], length: int) -> Logprobs:
+    """float32 [T], or empty when one is missing: a logprob is never made up."""
+    if len(values) != length or not length:
+        return NO_LOGPROBS
+    try:
+        found = np.frombuffer(array("f", values), dtype=np.float32)
+    except TypeError:
+        return NO_LOGPROBS
+    if min(values) <= MISSING_LOGPROB or not math.isfinite(sum(values)):
+        return NO_LOGPROBS
+    return found
+
+
+def _versions(spans: Any, length: int, version: str | None) -> tuple[VersionSpan, ...]:
+    """Gapless over 0..length, or empty: then the tokens' versions are unknown."""
+    found = []
+    position = 0
+    for span in spans if isinstance(spans, list) else ():
+        if not isinstance(span, dict):
+            return ()
+        name, start, end = span.get("version"), span.get("start"), span.get("end")
+        if name is None or start != position or type(end) is not int or end < start:
+            return ()
+        if end > start:
+            found.append(VersionSpan(str(name), start, end))
+        position = end
+    if found and position == length:
+        return tuple(found)
+    return (VersionSpan(version, 0, length),) if version and not spans else ()
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _spoken(choice: ChoiceRecord) -> str | None:
+    """What the reply says in words; None when it only calls tools."""
+    if choice.message is None:
+        return choice.text
+    content = choice.message.get("content")
+    return content if isinstance(content, str) and content else None

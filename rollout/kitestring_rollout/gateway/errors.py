@@ -1,0 +1,72 @@
+"""Refusals and failures as an agent sees them: OpenAI's error shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+JSON_TYPE = "application/json"
+SERVER_ERROR = "server_error"
+NO_RETRY = {"x-should-retry": "false"}
+"""Read by OpenAI's and Anthropic's clients: asking again would be answered the same."""
+
+
+class Refusal(Exception):
+    """A request answered with an error. `code` is stable; it is also the label of the refusal's counter."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+        retry: bool = False,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.kind = kind
+        self.headers = {**({} if retry else NO_RETRY), **(headers or {})}
+
+    @property
+    def counts_as_rejected(self) -> bool:
+        """Refused before admission; an upstream's failure befalls a call that has its number."""
+        return self.kind != SERVER_ERROR
+
+    def body(self) -> bytes:
+        return error_body(self.message, self.kind, self.code, self.param)
+
+
+def error_body(message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def normalised_error(status: int, body: bytes) -> dict[str, Any]:
+    """The `error` object of an upstream's error body, whatever shape it came in."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        parsed = None
+    found: Any = parsed.get("error", parsed) if isinstance(parsed, dict) else None
+    if isinstance(found, dict):
+        message = found.get("message") or found.get("detail")
+        kind, code, param = found.get("type"), found.get("code"), found.get("param")
+    else:
+        message, kind, code, param = found, None, None, None
+    return {
+        "message": message if isinstance(message, str) and message else f"the model server answered {status}",
+        "type": kind if isinstance(kind, str) else ("invalid_request_error" if status < 500 else "server_error"),
+        "param": param if isinstance(param, str) else None,
+        "code": code if isinstance(code, str | int) else None,
+    }
+
+
+def upstream_failed(message: str, code: str = "upstream_unavailable", status: int = 502) -> Refusal:
+    """The model server could not be reached or did not answer as it should: a client may ask again."""
+    return Refusal(status, code, message, kind=SERVER_ERROR, retry=True)

@@ -1,0 +1,83 @@
+"""What the two listeners of a gateway process share."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from kitestring_rollout.gateway.config import GatewayConfig
+from kitestring_rollout.gateway.holds import Gates
+from kitestring_rollout.gateway.metrics import Metrics
+from kitestring_rollout.gateway.models import Models
+from kitestring_rollout.gateway.registry import Closed, Registry
+from kitestring_rollout.gateway.retries import ReplayMemory
+from kitestring_rollout.gateway.session import Session
+from kitestring_rollout.protocol.gateway_admin import GatewayStatus
+from kitestring_rollout.traces.exporter import GroupCommitExporter
+
+_log = logging.getLogger(__name__)
+
+
+class Process:
+    """State of the process; `advertised_url` is set once the agents' listener is bound."""
+
+    def __init__(
+        self, config: GatewayConfig, token_key: bytes, exporter: GroupCommitExporter, api_keys: dict[str, str]
+    ) -> None:
+        self.config = config
+        self.token_key = token_key
+        self.exporter = exporter
+        self.epoch = secrets.token_hex(8)
+        self.started = int(time.time())
+        self.models = Models(config, api_keys)
+        self.gates = Gates(self.models.trained)
+        self.registry = Registry()
+        self.memory = ReplayMemory(config.replay_bytes)
+        self.metrics = Metrics()
+        self.draining = False
+        self.advertised_url = ""
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def close(self, session: Session, closed: Closed) -> None:
+        """An attempt has ended: keeps what repeats its answers, lets the rest go."""
+        if closed.fenced.lost is not None:
+            self.metrics.lost.inc()
+            _log.error("attempt %s is lost: %s", session.identity.attempt, closed.fenced.lost)
+        self.memory.drop_all(session.recent)
+        self.registry.close(session.identity.attempt, closed)
+
+    async def drop_abandoned(self, now: float) -> None:
+        """Closes attempts that nobody ended long after their tokens expired; without an end record they are lost."""
+        for session in self.registry:
+            if now > session.attempt.expires + self.config.abandoned_seconds:
+                _log.error("attempt %s was never ended; dropped", session.identity.attempt)
+                await session.fence()
+                self.memory.drop_all(session.recent)
+                self.registry.drop(session.identity.attempt)
+                self.metrics.abandoned.inc()
+
+    def status(self) -> GatewayStatus:
+        return GatewayStatus(
+            epoch=self.epoch,
+            draining=self.draining,
+            attempts_open=len(self.registry),
+            calls_in_flight=self._in_flight(),
+            calls_held=self.gates.waiting,
+            calls_total=self.metrics.total_calls,
+            rejected_total=self.metrics.total_refused,
+            completion_tokens_total=self.metrics.total_completion_tokens,
+            spans_pending=self.exporter.pending_spans,
+        )
+
+    def metrics_text(self) -> bytes:
+        self.metrics.attempts_open.set(len(self.registry))
+        self.metrics.calls_in_flight.set(self._in_flight())
+        self.metrics.calls_held.set(self.gates.waiting)
+        self.metrics.spans_pending.set(self.exporter.pending_spans)
+        return self.metrics.text()
+
+    def _in_flight(self) -> int:
+        return sum(session.attempt.in_flight for session in self.registry)

@@ -1,0 +1,53 @@
+"""The attempts of this gateway process: open ones by id, and what is remembered of closed ones."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from kitestring_rollout.gateway.session import Session
+from kitestring_rollout.protocol.gateway_admin import EndAttempt, EndedAttempt, FencedAttempt
+
+REMEMBERED = 65_536
+
+
+class Closed:
+    """An ended attempt: enough to answer the same question the same way."""
+
+    __slots__ = ("end", "ended", "fenced")
+
+    def __init__(self, fenced: FencedAttempt, end: EndAttempt, ended: EndedAttempt) -> None:
+        self.fenced = fenced
+        self.end = end
+        self.ended = ended
+
+
+class Registry:
+    def __init__(self) -> None:
+        self._open: dict[str, Session] = {}
+        self._closed: OrderedDict[str, Closed] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._open.values()))
+
+    def open(self, session: Session) -> None:
+        self._open[session.identity.attempt] = session
+
+    def find(self, attempt: str) -> Session | None:
+        return self._open.get(attempt)
+
+    def closed(self, attempt: str) -> Closed | None:
+        return self._closed.get(attempt)
+
+    def close(self, attempt: str, closed: Closed) -> None:
+        self._open.pop(attempt, None)
+        self._closed[attempt] = closed
+        while len(self._closed) > REMEMBERED:
+            self._closed.popitem(last=False)
+
+    def drop(self, attempt: str) -> None:
+        """An attempt that nobody ended."""
+        self._open.pop(attempt, None)

@@ -1,0 +1,188 @@
+"""An agent's request → the request to the model server. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from kitestring_rollout.gateway import sampling
+from kitestring_rollout.gateway.config import Sampling
+from kitestring_rollout.gateway.errors import Refusal
+from kitestring_rollout.gateway.media import check_media
+from kitestring_rollout.gateway.models import Model
+from kitestring_rollout.traces.records import Api, Json
+
+MODE_TRY: Final = "try"
+
+REFUSED: Final[dict[str, str]] = {
+    "echo": "the reply would hold the prompt's tokens as well",
+    "prompt_logprobs": "logprobs of prompts are not computed for agents",
+    "prompt_embeds": "a prompt must be text or token ids, or it cannot be trained on",
+    "kv_transfer_params": "it steers the model server, not the reply",
+    "priority": "it steers the model server, not the reply",
+    "request_id": "it steers the model server, not the reply",
+    "cache_salt": "it steers the model server, not the reply",
+    "mm_processor_kwargs": "it steers the model server, not the reply",
+    "media_io_kwargs": "it steers the model server, not the reply",
+}
+"""Fields that a call to a trained policy may not carry, with the reason."""
+
+MAX_N: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What a run says of every call."""
+
+    sampling: Sampling
+    media_hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the agent asked to see; the rest of what the gateway asks for is taken out of the reply."""
+
+    logprobs: bool
+    token_ids: bool
+    weight_versions: bool
+    usage: bool
+    """A usage chunk in the stream."""
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.logprobs or self.token_ids or self.weight_versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready to be sent to a model's server, and what its record needs of it."""
+
+    payload: bytes
+    stream: bool
+    asked: Asked
+    sampling: Json
+    nonconforming: tuple[str, ...]
+    messages: tuple[Json, ...]
+    tools: tuple[Json, ...] | None
+
+
+def read_body(raw: bytes) -> Json:
+    """The request as an object; Refusal 400."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(400, "invalid_json", f"the request body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, "invalid_json", "the request body must be a JSON object")
+    return body
+
+
+def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> Prepared:
+    """Turns `body` (which it consumes) into the upstream request; Refusal 400 for what is not taken."""
+    messages = _messages(body, api)
+    if api == "chat":
+        check_media(body["messages"], rules.media_hosts)
+    tools = _list_of_objects(body, "tools")
+    stream = _flag(body, "stream")
+    asked = Asked(
+        logprobs=body.get("logprobs") not in (None, False),
+        token_ids=_flag(body, "return_token_ids"),
+        weight_versions=_flag(body, "return_weight_versions"),
+        usage=stream and _usage_asked(body),
+    )
+    names: tuple[str, ...] = ()
+    if model.trained:
+        names = _hold_to_rules(body, mode, rules.sampling)
+        _cap_tokens(body, api, rules.sampling.max_tokens)
+        if not asked.logprobs:
+            body["logprobs"] = True if api == "chat" else 0
+        body["return_token_ids"] = True
+        body["return_weight_versions"] = True
+    if stream:
+        options = body.get("stream_options")
+        body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+    body["model"] = model.served_name
+    return Prepared(
+        payload=orjson.dumps(body),
+        stream=stream,
+        asked=asked,
+        sampling={name: body[name] for name in sampling.REPORTED if body.get(name) is not None},
+        nonconforming=names,
+        messages=messages,
+        tools=tools,
+    )
+
+
+def _messages(body: Json, api: Api) -> tuple[Json, ...]:
+    """The prompt as messages, for the record."""
+    if api == "chat":
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
+            raise Refusal(400, "invalid_messages", "messages must be a list of at least one object", param="messages")
+        return tuple(messages)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = body["prompt"] = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return ({"role": "user", "content": prompt},)
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        return ()  # its ids are recorded
+    raise Refusal(400, "invalid_prompt", "prompt must be one text or one list of token ids", param="prompt")
+
+
+def _list_of_objects(body: Json, field: str) -> tuple[Json, ...] | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise Refusal(400, "invalid_request", f"{field} must be a list of objects", param=field)
+    return tuple(value)
+
+
+def _flag(body: Json, field: str) -> bool:
+    value = body.get(field)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise Refusal(400, "invalid_request", f"{field} must be true or false", param=field)
+
+
+def _usage_asked(body: Json) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _hold_to_rules(body: Json, mode: str, rules: Sampling) -> tuple[str, ...]:
+    """Refuses or corrects what a trained policy's call may not ask; returns the names of what was corrected."""
+    for field, why in REFUSED.items():
+        if body.get(field) not in (None, False, 0):
+            raise Refusal(400, "unsupported_parameter", f"{field} is not supported: {why}", param=field)
+        body.pop(field, None)
+    n = body.get("n")
+    if n is not None and (type(n) is not int or not 1 <= n <= MAX_N):
+        raise Refusal(400, "invalid_request", f"n must be a number from 1 to {MAX_N}", param="n")
+    if mode == MODE_TRY:
+        return ()
+    names = sampling.nonconforming(body, rules.temperature)
+    if names and rules.nonconforming == "refuse":
+        raise Refusal(
+            400,
+            "nonconforming_sampling",
+            f"{names[0]}: {sampling.reason(names[0])} (the run sets `sampling.nonconforming: refuse`)",
+            param=names[0],
+        )
+    sampling.enforce(body, mode, rules.temperature, names)
+    return tuple(names)
+
+
+def _cap_tokens(body: Json, api: Api, cap: int | None) -> None:
+    if cap is None:
+        return
+    fields = ("max_completion_tokens", "max_tokens") if api == "chat" else ("max_tokens",)
+    given = [field for field in fields if body.get(field) is not None]
+    for field in given:
+        if type(body[field]) is int and body[field] > cap:
+            body[field] = cap
+    if not given:
+        body[fields[0]] = cap

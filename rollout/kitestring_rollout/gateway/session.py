@@ -1,0 +1,169 @@
+"""An open attempt with its effects: the calls in flight, the spans on their way, the fence and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+
+from kitestring_rollout.gateway.attempts import Attempt, State
+from kitestring_rollout.gateway.retries import Recent
+from kitestring_rollout.protocol.gateway_admin import EndAttempt, EndedAttempt, FencedAttempt, OpenAttempt
+from kitestring_rollout.traces.codec import digest
+from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan, encode_end
+from kitestring_rollout.traces.exporter import GroupCommitExporter, SpanLost
+from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, EndRecord
+
+NANO = 1_000_000_000
+
+
+def identity_of(opened: OpenAttempt, epoch: str) -> AttemptIdentity:
+    return AttemptIdentity(
+        run=opened.run,
+        rollout=opened.rollout,
+        attempt=opened.attempt,
+        group=opened.group,
+        task=opened.task,
+        step=opened.step,
+        mode=opened.mode,
+        epoch=epoch,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """What the gateway process holds of an attempt from its opening to its end."""
+
+    attempt: Attempt
+    identity: AttemptIdentity
+    token: str
+    exporter: GroupCommitExporter
+    record_contents: bool
+    opened_unix_nano: int = field(default_factory=time.time_ns)
+    tasks: set[asyncio.Task[object]] = field(default_factory=set)
+    """Handlers of calls: cancelled by the fence."""
+    recent: Recent = field(default_factory=Recent)
+    undelivered: dict[int, CallRecord] = field(default_factory=dict)
+    """Finished calls whose reply did not reach the agent: a retry may still fetch it, the fence settles the rest."""
+    _encoder: CallEncoder = field(init=False)
+    _pending: set[asyncio.Future[None]] = field(default_factory=set)
+    _fencing: asyncio.Task[FencedAttempt] | None = None
+    _ending: asyncio.Task[EndedAttempt] | None = None
+    _end_body: EndAttempt | None = None
+
+    def __post_init__(self) -> None:
+        self._encoder = CallEncoder(self.identity, record_contents=self.record_contents)
+
+    def record(self, record: CallRecord) -> None:
+        """Settles a call: its span is encoded and on its way to the collector."""
+        span = self._encoder.encode(record)
+        self.attempt.settle(record.seq, span.payload_sha256, record.outcome, nonconforming=bool(record.nonconforming))
+        self._submit(span)
+
+    def deliver_late(self, seq: int) -> None:
+        """A retry fetched the reply of a call that had not been delivered."""
+        record = self.undelivered.pop(seq, None)
+        if record is not None:
+            self.record(replace(record, outcome="ok", error=None, status=200, ended_unix_nano=time.time_ns()))
+
+    def _submit(self, span: EncodedSpan, *, urgent: bool = False) -> asyncio.Future[None]:
+        future = self.exporter.submit(span, urgent=urgent)
+        self._pending.add(future)
+        future.add_done_callback(self._acknowledged)
+        return future
+
+    def _acknowledged(self, future: asyncio.Future[None]) -> None:
+        self._pending.discard(future)
+        problem = future.exception()
+        if problem is not None:
+            self.attempt.lose(str(problem))
+
+    async def fence(self) -> FencedAttempt:
+        """No further call; those in flight are aborted; answers when every span is durable or lost. Idempotent."""
+        if self._fencing is None:
+            self.attempt.begin_fence()
+            self._fencing = asyncio.create_task(self._fence())
+        return await asyncio.shield(self._fencing)
+
+    async def _fence(self) -> FencedAttempt:
+        while self.tasks:
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.wait(self.tasks)
+        for record in self.undelivered.values():
+            self.record(record)
+        self.undelivered.clear()
+        self.attempt.finish_fence()
+        while self._pending:
+            await asyncio.wait(self._pending)
+        attempt = self.attempt
+        return FencedAttempt(
+            attempt=self.identity.attempt,
+            epoch=self.identity.epoch,
+            n_calls=attempt.n_calls,
+            digest=digest(attempt.payload_hashes()),
+            lost=attempt.lost,
+            calls=attempt.counts(),
+            prompt_tokens=attempt.prompt_tokens,
+            completion_tokens=attempt.completion_tokens,
+            rewards=tuple(attempt.rewards.posted.values()),
+            last_message=attempt.last_message,
+        )
+
+    @property
+    def ended_with(self) -> EndAttempt | None:
+        """The body of the end that was written, or is being written."""
+        return self._end_body
+
+    async def end(self, body: EndAttempt) -> EndedAttempt:
+        """Writes `rollout.end`; the attempt must be fenced. SpanLost when it could not be made durable: may be
+        called again."""
+        if self._ending is None:
+            self._end_body = body
+            self._ending = asyncio.create_task(self._end(body))
+        ending = self._ending
+        try:
+            return await asyncio.shield(ending)
+        except SpanLost:
+            if self._ending is ending:
+                self._ending = self._end_body = None
+            raise
+
+    async def _end(self, body: EndAttempt) -> EndedAttempt:
+        attempt, identity = self.attempt, self.identity
+        ended = EndedAttempt(
+            attempt=identity.attempt,
+            epoch=identity.epoch,
+            n_calls=attempt.n_calls,
+            digest=digest(attempt.payload_hashes()),
+        )
+        record = EndRecord(
+            identity=identity,
+            n_calls=ended.n_calls,
+            digest=ended.digest,
+            outcome=body.outcome,
+            started_unix_nano=self.opened_unix_nano,
+            ended_unix_nano=time.time_ns(),
+            reason=body.reason,
+            reward=body.reward,
+            reward_source=body.reward_source,
+            exit_code=body.exit_code,
+            seconds=body.seconds,
+            output=body.output,
+            calls=attempt.counts(),
+        )
+        await self.exporter.submit(encode_end(record, record_contents=self.record_contents), urgent=True)
+        attempt.end()
+        return ended
+
+    @property
+    def open(self) -> bool:
+        return self.attempt.state is State.OPEN
+
+    @property
+    def fenced(self) -> bool:
+        return self.attempt.state in (State.FENCED, State.ENDED)
+
+    @property
+    def spans_pending(self) -> int:
+        return len(self._pending)

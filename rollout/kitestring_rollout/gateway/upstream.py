@@ -1,0 +1,92 @@
+"""Sending a call to a model's server: pooled connections, routing over replicas, retries of refused connections."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from kitestring_rollout.gateway.errors import JSON_TYPE, upstream_failed
+from kitestring_rollout.gateway.models import Model
+from kitestring_rollout.traces.records import Api
+
+PATHS: Final[dict[Api, str]] = {"chat": "/chat/completions", "completions": "/completions"}
+
+KEEPALIVE_SECONDS: Final = 3.0
+"""Below the 5 s after which uvicorn, hence vLLM, closes an idle connection: a request must not meet that close."""
+CONNECT_SECONDS: Final = 5.0
+FIRST_BACKOFF_SECONDS: Final = 0.05
+MAX_BACKOFF_SECONDS: Final = 0.5
+
+
+class Upstream:
+    """The client side of the gateway; an async context manager."""
+
+    def __init__(self, *, connect_seconds: float, upstream_seconds: float) -> None:
+        self._connect_seconds = connect_seconds
+        self._timeout = aiohttp.ClientTimeout(total=upstream_seconds, sock_connect=CONNECT_SECONDS)
+        self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[tuple[str, Api], URL] = {}
+        self._headers: dict[str, dict[str, str]] = {}
+
+    async def __aenter__(self) -> Upstream:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=self._timeout,
+            skip_auto_headers=("User-Agent", "Accept-Encoding"),
+            read_bufsize=1 << 18,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, model: Model, api: Api, payload: bytes, attempt: str) -> aiohttp.ClientResponse:
+        """The reply's head; its body is still to be read. A connection that cannot be made is tried again briefly, at
+        every server of the model; nothing was sent by then. Refusal 502 or 504 when there is no reply."""
+        if self._session is None:
+            raise RuntimeError("the upstream client is not open: use `async with`")
+        deadline = 0.0
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            for server in model.servers_for(attempt):
+                try:
+                    return await self._session.post(
+                        self._url(server, api), data=payload, headers=self._headers_of(model), allow_redirects=False
+                    )
+                except aiohttp.ClientConnectorError as error:
+                    refused = error
+                except TimeoutError:
+                    raise upstream_failed("the model server did not answer in time", "upstream_timeout", 504) from None
+                except (aiohttp.ClientError, OSError) as error:
+                    raise upstream_failed(f"the model server did not answer: {type(error).__name__}") from error
+            now = time.monotonic()
+            if not deadline:
+                deadline = now + self._connect_seconds
+            if now + backoff > deadline:
+                raise upstream_failed(f"no server of model {model.name!r} can be reached") from refused
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+
+    def _url(self, server: str, api: Api) -> URL:
+        url = self._urls.get((server, api))
+        if url is None:
+            url = self._urls[server, api] = URL(server + PATHS[api])
+        return url
+
+    def _headers_of(self, model: Model) -> dict[str, str]:
+        headers = self._headers.get(model.name)
+        if headers is None:
+            headers = {"Content-Type": JSON_TYPE}
+            if model.api_key is not None:
+                headers["Authorization"] = f"Bearer {model.api_key}"
+            self._headers[model.name] = headers
+        return headers
