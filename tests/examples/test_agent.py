@@ -83,7 +83,7 @@ async def run_script(script: Path, environment: dict[str, str]) -> tuple[int | N
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_as_a_process_it_reads_a_question_and_prints_the_answer(calculator: Path):
+async def test_as_a_process_it_reads_a_question_and_prints_the_answer(calculator: Path) -> None:
     async with endpoint(calls('{"expression": "12*12"}'), says("Answer: 144")) as (environment, requests):
         code, out, err = await run_script(calculator / "agent.py", {**environment, "OPENAI_MODEL": "small"})
     assert (code, out, err) == (0, "Answer: 144\n", "")
@@ -101,7 +101,7 @@ async def test_as_a_process_it_reads_a_question_and_prints_the_answer(calculator
     assert result == {"role": "tool", "tool_call_id": "call-0", "content": "144"}
 
 
-async def test_an_error_of_the_endpoint_is_an_error_of_the_agent(calculator: Path):
+async def test_an_error_of_the_endpoint_is_an_error_of_the_agent(calculator: Path) -> None:
     async with endpoint(400) as (environment, requests):
         code, out, err = await run_script(calculator / "agent.py", environment)
     assert code == 1
@@ -110,19 +110,19 @@ async def test_an_error_of_the_endpoint_is_an_error_of_the_agent(calculator: Pat
     assert len(requests) == 1
 
 
-async def test_the_model_is_called_policy_unless_said_otherwise(monkeypatch):
+async def test_the_model_is_called_policy_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     async with endpoint(says("Answer: 1")) as (environment, requests):
         assert await ask(monkeypatch, environment) == "Answer: 1"
     assert requests[0]["model"] == "policy"
 
 
-async def test_it_gives_up_after_four_calls(monkeypatch):
+async def test_it_gives_up_after_four_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     async with endpoint(*[calls('{"expression": "1+1"}')] * 5) as (environment, requests):
         assert await ask(monkeypatch, environment) == ""
     assert len(requests) == 4
 
 
-async def test_the_model_hears_of_calls_that_cannot_be_run(monkeypatch):
+async def test_the_model_hears_of_calls_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = calls("no json", '{"expression": "2/1"}', '{"expression": "2-5"}')
     async with endpoint(bad, calls("{}", name="browser"), says("done")) as (environment, requests):
         assert await ask(monkeypatch, environment) == "done"
@@ -130,14 +130,14 @@ async def test_the_model_hears_of_calls_that_cannot_be_run(monkeypatch):
     assert results == ["error", "error", "-3", "error"]
 
 
-def test_its_import_starts_no_thread(calculator: Path):
+def test_its_import_starts_no_thread(calculator: Path) -> None:
     """A launcher forks the interpreter after its imports: a thread would be lost in the child."""
     code = "import os, agent; print(len(os.listdir('/proc/self/task')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=calculator, capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
 
 
-def test_it_knows_nothing_of_kitestring(calculator: Path):
+def test_it_knows_nothing_of_kitestring(calculator: Path) -> None:
     assert "kitestring" not in (calculator / "agent.py").read_text().lower()
 
 
@@ -150,7 +150,7 @@ expressions = st.recursive(
 
 
 @given(expressions)
-def test_the_calculator_agrees_with_python(expression):
+def test_the_calculator_agrees_with_python(expression: str) -> None:
     assert agent.calculator(json.dumps({"expression": expression})) == str(eval(expression))
 
 
@@ -171,7 +171,7 @@ def test_the_calculator_agrees_with_python(expression):
         "1;2",
     ],
 )
-def test_the_calculator_refuses_what_is_not_arithmetic(expression):
+def test_the_calculator_refuses_what_is_not_arithmetic(expression: str) -> None:
     assert agent.calculator(json.dumps({"expression": expression})) == "error"
 
 
@@ -181,6 +181,6 @@ def test_the_calculator_refuses_what_is_not_arithmetic(expression):
         st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.just("expression"), x)
     ).map(json.dumps)
 )
-def test_the_calculator_survives_whatever_the_model_says(arguments):
+def test_the_calculator_survives_whatever_the_model_says(arguments: str) -> None:
     result = agent.calculator(arguments)
     assert result == "error" or int(result) is not None

@@ -1,6 +1,7 @@
 """The resources of the calculator example agree with the API and with the files beside them."""
 
 import json
+from pathlib import Path
 
 import make_tasks
 import pytest
@@ -10,39 +11,43 @@ from kitestring_api.unsupported import refusals
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
 from kitestring_cli.cel_rules import broken_rules
 
+Documents = tuple[RolloutPool, TrainingRun]
+
 
 @pytest.fixture(scope="module")
-def documents(calculator):
+def documents(calculator: Path) -> Documents:
     pool, run = yaml.safe_load_all((calculator / "trainingrun.yaml").read_text(encoding="utf-8"))
     return RolloutPool.model_validate(pool), TrainingRun.model_validate(run)
 
 
-def test_the_api_accepts_them(documents):
+def test_the_api_accepts_them(documents: Documents) -> None:
     for document in documents:
         assert broken_rules(document) == ()
         assert refusals(document) == ()
 
 
-def test_they_belong_together(documents, calculator):
+def test_they_belong_together(documents: Documents, calculator: Path) -> None:
     pool, run = documents
     assert run.spec.rollouts.pool_ref.name == pool.metadata.name
     (container,) = pool.spec.template.spec.containers
     assert (calculator / container.command[-1]).is_file()
 
 
-def test_they_name_what_the_scripts_make(documents):
+def test_they_name_what_the_scripts_make(documents: Documents) -> None:
     pool, run = documents
     train, validation = make_tasks.draw_tasks("ci", seed=0)
     row = json.loads(make_tasks.to_jsonl(train[:1]))
     task = pool.spec.agent_protocol.task
+    scorer, model, held_out = pool.spec.reward.builtin, run.spec.policies[0].model, run.spec.tasks.validation
+    assert scorer and model and held_out and held_out.limit
     assert set(row) == {task.field, *run.spec.tasks.hidden_fields}
-    assert run.spec.tasks.hidden_fields == [pool.spec.reward.builtin.expected_field]
-    assert len(validation) >= run.spec.tasks.validation.limit
+    assert run.spec.tasks.hidden_fields == [scorer.expected_field]
+    assert len(validation) >= held_out.limit
     assert len(train) >= run.spec.steps * run.spec.rollouts.tasks_per_step, "no task is seen twice"
-    assert (run.spec.policies[0].model.path, run.spec.tasks.train.path) == ("./model", "./tasks/train.jsonl")
+    assert (model.path, run.spec.tasks.train.path) == ("./model", "./tasks/train.jsonl")
 
 
-def test_a_rollout_fits_into_a_row_and_into_the_limits(documents, policy_folder):
+def test_a_rollout_fits_into_a_row_and_into_the_limits(documents: Documents, policy_folder: Path) -> None:
     """Four calls of 40 tokens each, with the tool's results between them."""
     from agent import MAX_CALLS, SYSTEM, TOOLS
     from transformers import AutoTokenizer
@@ -65,6 +70,6 @@ def test_a_rollout_fits_into_a_row_and_into_the_limits(documents, policy_folder)
     result = 20  # tokens of a tool's result and of the marks around it, generously
     assert longest <= rows.prompt
     assert MAX_CALLS * 40 + (MAX_CALLS - 1) * result <= rows.response
-    assert rows.prompt + rows.response <= run.spec.policies[0].max_model_len
+    assert rows.prompt + rows.response <= (run.spec.policies[0].max_model_len or 0)
     assert pool.spec.limits.calls >= MAX_CALLS
     assert pool.spec.limits.tokens >= MAX_CALLS * (rows.prompt + rows.response)
