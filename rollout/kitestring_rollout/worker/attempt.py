@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd
 from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
@@ -73,9 +73,9 @@ class Attempt:
 
     async def _end(self, agent: RunningAgent, patience: float) -> AgentEnd:
         ended = asyncio.create_task(agent.ended())
-        started = asyncio.ensure_future(agent.started)
-        done, _ = await asyncio.wait({ended, started}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if done:
+        either: set[asyncio.Future[Any]] = {ended, agent.started}
+        await asyncio.wait(either, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if agent.started.done():
             await asyncio.wait({ended}, timeout=patience)
         if not ended.done():
             await agent.abandon()

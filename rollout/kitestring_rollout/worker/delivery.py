@@ -27,7 +27,7 @@ def task_text(task: Mapping[str, Any], delivery: TaskDelivery) -> str:
     """The task as the agent reads it: one JSON object, or one field: text as it is, anything else as JSON."""
     if delivery.format == "json":
         return json.dumps(task, ensure_ascii=False, separators=(",", ":"))
-    if delivery.field not in task:
+    if delivery.field is None or delivery.field not in task:
         found = ", ".join(sorted(task)) or "none"
         raise TaskUndeliverable(
             f"the task has no field {delivery.field!r} (agentProtocol.task.field); found: {found}; "

@@ -188,7 +188,7 @@ class Launcher:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command.argv,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=2,  # what modules print while they are imported belongs into our log
                 env=dict(command.env),
                 cwd=command.cwd,

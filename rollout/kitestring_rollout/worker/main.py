@@ -44,7 +44,7 @@ async def work(config: WorkerConfig, listening: Callable[[], None], stop: asynci
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             queue = QueueClient(session, config.queue_url, credential)
             launcher = Launcher(command, config.ready_seconds, broken)
-            worker = Worker(config, queue, launcher, base, scratch_root, program)
+            worker = Worker(config, queue, launcher, base=base, scratch_root=scratch_root, program=program)
             stopping = asyncio.create_task(_forward(stop or asyncio.Event(), worker))
             listening()
             try:

@@ -84,7 +84,9 @@ class QueueClient:
         if reply.status >= 500 or reply.status in (408, 425, 429):
             raise QueueAway(f"HTTP {reply.status}: {body[:200].decode(errors='replace')}")
         if reply.status >= 400 and reply.status not in (404, 409, 410):
-            raise QueueRefused(f"{route.split('/')[-1]}: HTTP {reply.status}: {body[:500].decode(errors='replace')}")
+            raise QueueRefused(
+                f"{route.rpartition('/')[2]}: HTTP {reply.status}: {body[:500].decode(errors='replace')}"
+            )
         return reply.status, body
 
     def _request_headers(self) -> Mapping[str, str]:

@@ -31,6 +31,7 @@ class Worker:
         config: WorkerConfig,
         queue: QueueClient,
         launcher: Launcher,
+        *,
         base: Mapping[str, str],
         scratch_root: Path,
         program: PythonProgram | None,
@@ -72,7 +73,7 @@ class Worker:
         try:
             await self._launcher.ready()
         except (CannotLaunch, LauncherLost) as error:
-            log.error("no agent can be started: %s", error)  # noqa: TRY400 (the user's mistake: no traceback)
+            log.error("no agent can be started: %s", error)
 
     async def _lease(self, free: int) -> tuple[Lease, ...]:
         """Leases for `free` agents, none when there are none now or we are to stop; RunEnded."""
@@ -138,7 +139,7 @@ class Worker:
             except LeaseGone:
                 log.warning("attempt %s of %s: closed before its end was reported", lease.attempt, lease.rollout)
             except QueueRefused as error:
-                log.error("attempt %s of %s: %s", lease.attempt, lease.rollout, error)  # noqa: TRY400
+                log.error("attempt %s of %s: %s", lease.attempt, lease.rollout, error)
             except QueueAway as error:
                 log.info("attempt %s of %s: cannot report yet (%s)", lease.attempt, lease.rollout, error)
                 await asyncio.sleep(pause)
