@@ -12,15 +12,23 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from kitestring_rollout.traces import codec
 from kitestring_rollout.traces import conventions as names
+from kitestring_rollout.traces.attributes import (
+    OPERATIONS,
+    call_attributes,
+    identity_attributes,
+    number_attribute,
+    text_attribute,
+    value_attribute,
+)
 from kitestring_rollout.traces.identity import call_span_id, root_span_id, trace_id
 from kitestring_rollout.traces.messages import to_semconv
 from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, ChoiceRecord, EndRecord, Json
 
 PROOF_FORMAT = "1"
+TEXT_MARK = "kitestring.text"
+"""Marks an output message that stands for the text of a completion."""
 MAX_CONVERSATIONS = 4
 """So many interleaved conversations of an attempt (sub-agents) are told apart for the delta; more cost bytes only."""
-
-_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class CallEncoder:
         self._contents = record_contents
         self._trace_id = trace_id(identity.attempt)
         self._root = root_span_id(identity.attempt)
-        self._fixed = _identity_attributes(identity)
+        self._fixed = identity_attributes(identity)
         self._head = orjson.Fragment(orjson.dumps(identity_head(identity)))
         self._conversations: list[_Conversation] = []
 
@@ -85,7 +93,7 @@ class CallEncoder:
             trace_id=self._trace_id,
             span_id=call_span_id(record.attempt, record.epoch, record.seq),
             parent_span_id=self._root,
-            name=f"{_OPERATIONS[record.api]} {record.model}",
+            name=f"{OPERATIONS[record.api]} {record.model}",
             kind=Span.SPAN_KIND_CLIENT,
             start_time_unix_nano=record.started_unix_nano,
             end_time_unix_nano=record.ended_unix_nano,
@@ -103,18 +111,18 @@ class CallEncoder:
         payload = codec.pack(head, [prompt[4 * base_shared :], *arrays])
         hashed = codec.payload_sha256("c", record.attempt, record.epoch, record.seq, payload)
         attributes = span.attributes
-        _text(attributes, names.PROOF, f"{PROOF_FORMAT}:c:{record.epoch}:{record.seq}:{hashed.hex()}")
-        _text(attributes, names.PAYLOAD, payload)
+        text_attribute(attributes, names.PROOF, f"{PROOF_FORMAT}:c:{record.epoch}:{record.seq}:{hashed.hex()}")
+        text_attribute(attributes, names.PAYLOAD, payload)
         span.MergeFromString(self._fixed)
-        _call_attributes(attributes, record)
+        call_attributes(attributes, record)
         if self._contents:
-            _number(attributes, names.MESSAGES_SHARED, shared)
+            number_attribute(attributes, names.MESSAGES_SHARED, shared)
             for name, text in contents:
-                _text(attributes, name, text)
+                text_attribute(attributes, name, text)
         if record.outcome != "ok":
             span.status.code = Status.STATUS_CODE_ERROR
             span.status.message = record.error or record.outcome
-            _text(attributes, names.ERROR_TYPE, str(record.status) if record.status else record.outcome)
+            text_attribute(attributes, names.ERROR_TYPE, str(record.status) if record.status else record.outcome)
         if base is not None and (4 * base_shared == len(base.ids) or shared == len(base.messages) > 0):
             self._conversations.remove(base)  # this call goes on where that one ended
         elif len(self._conversations) == MAX_CONVERSATIONS:
@@ -168,27 +176,27 @@ def encode_end(record: EndRecord, *, record_contents: bool = True) -> EncodedSpa
         end_time_unix_nano=record.ended_unix_nano,
     )
     attributes = span.attributes
-    _text(attributes, names.PROOF, f"{PROOF_FORMAT}:e:{record.epoch}:0:{hashed.hex()}")
-    _text(attributes, names.PAYLOAD, payload)
-    span.MergeFromString(_identity_attributes(identity))
-    _text(attributes, names.OPERATION, "invoke_agent")
-    _text(attributes, names.OUTCOME, record.outcome)
-    _number(attributes, names.N_CALLS, record.n_calls)
+    text_attribute(attributes, names.PROOF, f"{PROOF_FORMAT}:e:{record.epoch}:0:{hashed.hex()}")
+    text_attribute(attributes, names.PAYLOAD, payload)
+    span.MergeFromString(identity_attributes(identity))
+    text_attribute(attributes, names.OPERATION, "invoke_agent")
+    text_attribute(attributes, names.OUTCOME, record.outcome)
+    number_attribute(attributes, names.N_CALLS, record.n_calls)
     if record.exit_code is not None:
-        _number(attributes, names.EXIT_CODE, record.exit_code)
+        number_attribute(attributes, names.EXIT_CODE, record.exit_code)
     if record.reason is not None:
-        _text(attributes, names.REASON, record.reason)
+        text_attribute(attributes, names.REASON, record.reason)
     if record_contents and record.output is not None:
-        _text(attributes, names.OUTPUT, record.output)
+        text_attribute(attributes, names.OUTPUT, record.output)
     if record.reward is not None:
-        _add(attributes, names.REWARD).double_value = record.reward
+        value_attribute(attributes, names.REWARD).double_value = record.reward
         event = span.events.add(time_unix_nano=record.ended_unix_nano, name=names.EVALUATION_EVENT)
-        _text(event.attributes, names.EVALUATION_NAME, record.reward_source or "reward")
-        _add(event.attributes, names.EVALUATION_SCORE).double_value = record.reward
+        text_attribute(event.attributes, names.EVALUATION_NAME, record.reward_source or "reward")
+        value_attribute(event.attributes, names.EVALUATION_SCORE).double_value = record.reward
     if record.outcome != "Succeeded":
         span.status.code = Status.STATUS_CODE_ERROR
         span.status.message = record.reason or record.outcome
-        _text(attributes, names.ERROR_TYPE, record.outcome)
+        text_attribute(attributes, names.ERROR_TYPE, record.outcome)
     return EncodedSpan(span.SerializeToString(), hashed)
 
 
@@ -282,68 +290,10 @@ def _output_message(choice: ChoiceRecord) -> Json:
     if choice.message is not None:
         message = to_semconv(choice.message)
     elif choice.text is not None:
-        message = {"role": "assistant", "parts": [{"type": "text", "content": choice.text}], "kitestring.text": True}
+        message = {"role": "assistant", "parts": [{"type": "text", "content": choice.text}], TEXT_MARK: True}
     else:
         message = {"role": "assistant", "parts": []}
     return {**message, "finish_reason": choice.finish_reason}
-
-
-def _call_attributes(attributes: Any, record: CallRecord) -> None:
-    _text(attributes, names.OPERATION, _OPERATIONS[record.api])
-    _text(attributes, names.PROVIDER_NAME, names.PROVIDER)
-    _number(attributes, names.SEQ, record.seq)
-    _text(attributes, names.OUTCOME, record.outcome)
-    _text(attributes, names.REQUEST_MODEL, record.requested_model)
-    _text(attributes, names.RESPONSE_MODEL, record.model)
-    _add(attributes, names.TRAINED).bool_value = record.trained
-    if record.response_id is not None:
-        _text(attributes, names.RESPONSE_ID, record.response_id)
-    if record.prompt_tokens is not None:
-        _number(attributes, names.INPUT_TOKENS, record.prompt_tokens)
-    if record.completion_tokens is not None:
-        _number(attributes, names.OUTPUT_TOKENS, record.completion_tokens)
-    if record.choices:
-        _texts(attributes, names.FINISH_REASONS, [choice.finish_reason or "" for choice in record.choices])
-        versions = sorted({span.version for choice in record.choices for span in choice.versions})
-        if versions:
-            _text(attributes, names.POLICY_VERSION, ",".join(versions))
-    if record.streamed:
-        _add(attributes, names.STREAM).bool_value = True
-        if record.first_chunk_unix_nano is not None:
-            seconds = (record.first_chunk_unix_nano - record.started_unix_nano) / 1e9
-            _add(attributes, names.FIRST_CHUNK_SECONDS).double_value = seconds
-    sampling = record.sampling
-    if isinstance(sampling.get("temperature"), (int, float)):
-        _add(attributes, names.TEMPERATURE).double_value = sampling["temperature"]
-    for key, name in (("max_tokens", names.MAX_TOKENS), ("seed", names.SEED)):
-        if isinstance(sampling.get(key), int):
-            _number(attributes, name, sampling[key])
-    if len(record.choices) > 1:
-        _number(attributes, names.CHOICE_COUNT, len(record.choices))
-    if record.agent is not None:
-        _text(attributes, names.AGENT_NAME, record.agent)
-    if record.nonconforming:
-        _texts(attributes, names.NONCONFORMING, record.nonconforming)
-    if record.status is not None:
-        _number(attributes, names.STATUS_CODE, record.status)
-
-
-def _identity_attributes(identity: AttemptIdentity) -> bytes:
-    """The attributes that are the same in every span of the attempt, serialised once."""
-    span = Span()
-    for name, value in (
-        (names.RUN, identity.run),
-        (names.ROLLOUT, identity.rollout),
-        (names.ATTEMPT, identity.attempt),
-        (names.CONVERSATION, identity.attempt),
-        (names.GROUP, identity.group),
-        (names.MODE, identity.mode),
-    ):
-        _text(span.attributes, name, value)
-    _number(span.attributes, names.TASK, identity.task)
-    _number(span.attributes, names.STEP, identity.step)
-    data: bytes = span.SerializeToString()
-    return data
 
 
 def _shared_messages(known: tuple[Json, ...], messages: tuple[Json, ...]) -> int:
@@ -361,21 +311,3 @@ def _packed(array: np.ndarray[Any, Any], dtype: str) -> bytes:
 
 def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
-
-
-def _add(attributes: Any, name: str) -> Any:
-    return attributes.add(key=name).value
-
-
-def _text(attributes: Any, name: str, value: str) -> None:
-    attributes.add(key=name).value.string_value = value
-
-
-def _number(attributes: Any, name: str, value: int) -> None:
-    attributes.add(key=name).value.int_value = value
-
-
-def _texts(attributes: Any, name: str, values: Any) -> None:
-    array = attributes.add(key=name).value.array_value
-    for value in values:
-        array.values.add(string_value=value)

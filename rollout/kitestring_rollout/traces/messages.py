@@ -80,7 +80,7 @@ def from_semconv(message: Json) -> Json:
 
 
 def _convertible(message: Json, content: Any, calls: Any) -> bool:
-    if _RAW in message or _CONTENT in message or "parts" in message:
+    if not message.keys().isdisjoint((_RAW, _CONTENT, "parts", "finish_reason", "kitestring.text")):
         return False
     if message.get("role") == "tool" and "tool_call_id" in message and not isinstance(message["tool_call_id"], str):
         return False
