@@ -32,12 +32,10 @@ class UnresolvedError(Exception):
 
 @dataclass(frozen=True)
 class LocalTasks:
-    """Task rows on this machine: a file, or the rows themselves."""
+    """Task rows on this machine: a file, or rows of a ConfigMap; both None: they stand inline in the spec."""
 
-    path: Path | None
-    rows: tuple[dict[str, Any], ...] | None
-    format: str | None
-    limit: int | None
+    path: Path | None = None
+    rows: tuple[dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,8 @@ class LocalRun:
     validation: LocalTasks | None
     frozen: tuple[FrozenService, ...]
     agent_environment: Mapping[str, str]
+    agent_secrets: Mapping[str, str]
+    """Variables of the agent whose values come from Secrets: they go into files of their own, never into a config."""
     working_folder: Path
     storage_credentials: tuple[str, str] | None
     """(access key id, secret access key) of `spec.storage`; None: no storage given, the run folder holds everything."""
@@ -86,7 +86,7 @@ def resolve(training_run: TrainingRun, pool: RolloutPool, documents: Documents) 
     held_out = spec.tasks.validation
     validation = resolver.tasks(held_out, "spec.tasks.validation", run_folder) if held_out is not None else None
     frozen = [resolver.frozen(p, i) for i, p in enumerate(spec.policies) if not p.train and p.endpoint is not None]
-    environment = resolver.environment(agent.env, pool.metadata.name or "")
+    environment, agent_secrets = resolver.environment(agent.env, pool.metadata.name)
     working_folder = resolver.working_folder(agent.working_dir, pool, pool_folder)
     resolver.program(agent.command[0], working_folder, pool)
     credentials = resolver.storage(training_run)
@@ -101,6 +101,7 @@ def resolve(training_run: TrainingRun, pool: RolloutPool, documents: Documents) 
         validation=validation,
         frozen=tuple(frozen),
         agent_environment=environment,
+        agent_secrets=agent_secrets,
         working_folder=working_folder,
         storage_credentials=credentials,
         not_applied=tuple(_not_applied(training_run, pool)),
@@ -137,20 +138,20 @@ class _Resolver:
 
     def tasks(self, source: TaskSource, field: str, folder: Path) -> LocalTasks:
         if source.inline is not None:
-            return LocalTasks(None, tuple(source.inline), None, source.limit)
+            return LocalTasks()
         if source.config_map is not None:
             text = self._value("ConfigMap", source.config_map, f"{field}.configMap")
-            return LocalTasks(None, _json_lines(text), None, source.limit) if text else LocalTasks(None, (), None, None)
+            return LocalTasks(rows=_json_lines(text))
         if source.path is None:
             kind = "s3" if source.s3 else "pvc"
             self._missing(
                 f"{field}.{kind}", "tasks elsewhere", f"a file: --set {field}.path=FILE --set {field}.{kind}=null"
             )
-            return LocalTasks(folder, None, None, None)
+            return LocalTasks(folder)
         path = (folder / source.path).resolve()
         if not path.is_file():
             self._missing(f"{field}.path", f"{path}: no such file", f"a JSONL or Parquet file; --set {field}.path=FILE")
-        return LocalTasks(path, None, source.format, source.limit)
+        return LocalTasks(path)
 
     def frozen(self, policy: Policy, index: int) -> FrozenService:
         endpoint = policy.endpoint
@@ -161,20 +162,22 @@ class _Resolver:
             key = self._value("Secret", endpoint.api_key_secret_ref, field)
         return FrozenService(policy.name, endpoint.url, endpoint.model, tuple(policy.aliases), key)
 
-    def environment(self, variables: Sequence[EnvVariable], pool: str) -> dict[str, str]:
+    def environment(self, variables: Sequence[EnvVariable], pool: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Values that stand in the files or in ConfigMaps, and those of Secrets."""
         values: dict[str, str] = {}
+        secrets: dict[str, str] = {}
         for index, variable in enumerate(variables):
             field = f"RolloutPool/{pool}:spec.template.spec.containers[agent].env[{index}].valueFrom"
             source = variable.value_from
             if source is None:
                 values[variable.name] = variable.value or ""
             elif source.secret_key_ref is not None:
-                values[variable.name] = self._value("Secret", source.secret_key_ref, field)
+                secrets[variable.name] = self._value("Secret", source.secret_key_ref, field)
             elif source.config_map_key_ref is not None:
                 values[variable.name] = self._value("ConfigMap", source.config_map_key_ref, field)
             else:
                 self._missing(field, "a source that only a cluster has", f"give `value` for {variable.name} instead")
-        return values
+        return values, secrets
 
     def working_folder(self, working_dir: str | None, pool: RolloutPool, folder: Path) -> Path:
         path = (folder / (working_dir or ".")).resolve()

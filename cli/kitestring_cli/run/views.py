@@ -166,7 +166,7 @@ def result_text(result: Mapping[str, Any]) -> str:
     lines = [f"{result['phase']}: {result.get('reason') or ''} {result.get('message') or ''}".rstrip(" :")]
     for mode in ("greedy", "sampled"):
         if mode in before and mode in after:
-            first, last = before[mode], after[mode]
+            first, last = before[mode]["reward"], after[mode]["reward"]
             lines.append(f"  validation ({mode}): reward {figure(first)} before, {figure(last)} after training")
     if result.get("checkpoint"):
         lines.append(f"  checkpoint: {result['checkpoint']}")
