@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from cel_expr_python import cel
+from cel_expr_python import cel  # type: ignore[import-untyped]  # it has stubs, but no py.typed
 
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
 from kitestring_api.v1alpha1.api_model import ApiModel

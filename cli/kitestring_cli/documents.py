@@ -202,7 +202,7 @@ def _resource(
     untyped: LoadedDocument, model: type[TrainingRun] | type[RolloutPool]
 ) -> tuple[LoadedDocument, list[Problem]]:
     try:
-        typed = model.model_validate(untyped.raw)
+        typed = model.from_manifest(untyped.raw)
     except ValidationError as error:
         return untyped, schema_problems(untyped.problem, model, error)
     return _with_model(untyped, typed), []

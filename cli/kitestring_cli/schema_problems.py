@@ -115,7 +115,7 @@ def _nearest(word: str, known: list[str], otherwise: str = "remove it") -> str:
 def _remedy_of_form(node: Schema) -> str:
     if node.get("pattern", "").startswith("^[a-z]"):
         return "use lower-case letters, digits and -, beginning with a letter"
-    return f"see the description: {node['description']}".rstrip(".") if node.get("description") else "correct it"
+    return f"the field is: {node['description']}".rstrip(".") if node.get("description") else "correct it"
 
 
 def _remedy_of_type(node: Schema, found: Any) -> str:

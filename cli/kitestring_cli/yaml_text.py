@@ -69,9 +69,9 @@ def read_documents(text: str) -> Iterator[YamlDocument]:
 
     Raises YamlError where the text is no YAML, a key comes twice, or a key is no text.
     """
-    loader = _Loader(text)
     index = 0
     try:
+        loader = _Loader(text)
         while loader.check_node():
             index += 1
             node = loader.get_node()
@@ -85,14 +85,13 @@ def read_documents(text: str) -> Iterator[YamlDocument]:
         what = " ".join(part for part in (error.context, error.problem) if part)
         raise YamlError(what or "cannot be read", mark.line + 1 if mark else None) from error
     except yaml.reader.ReaderError as error:
-        raise YamlError(f"character {error.character!r} is not allowed: {error.reason}", None) from error
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(f"the character {error.character!r} is not allowed", line) from error
     except ValueError as error:
         # a scalar with an explicit tag that does not fit, such as !!int x
         raise YamlError(str(error), None) from error
     except RecursionError as error:
         raise YamlError("nested too deeply", None) from error
-    finally:
-        loader.dispose()
 
 
 def parse_scalar(text: str) -> Any:

@@ -50,10 +50,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
         *steps, last = path.split(".")
         place: Any = copied
         for step in steps:
-            if isinstance(place, list):
-                place = place[int(step)]
-            else:
-                place = place.setdefault(step, {})
+            place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
         if value is ABSENT:
             del place[last]
         elif isinstance(place, list):
