@@ -16,14 +16,19 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 """What `apiVersion` of both resources says."""
 KIND_TRAINING_RUN: Final = "TrainingRun"
+"""Kind of a run."""
 KIND_ROLLOUT_POOL: Final = "RolloutPool"
+"""Kind of a pool."""
 
 # --- Labels and annotations ------------------------------------------------------------------------------------------
 # On every object that the operator makes. LABEL_APP* are the labels that Kubernetes recommends.
 
 LABEL_APP: Final = "app.kubernetes.io/part-of"
+"""Kubernetes' label for the application that an object is part of."""
 LABEL_APP_VALUE: Final = "kitestring"
+"""What LABEL_APP says on every object of ours."""
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""Kubernetes' label for what manages an object."""
 LABEL_MANAGED_BY_VALUE: Final = "kitestring-operator"
 """Also the field manager of server-side apply."""
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
@@ -44,11 +49,17 @@ ANNOTATION_RUN_ID: Final = f"{GROUP}/run-id"
 """Identity of the run in object storage: its name and the start of its uid, so that a namesake finds no old state."""
 
 COMPONENT_TRAINER: Final = "trainer"
+"""Pods that train and host the rollout queue."""
 COMPONENT_POLICY_SERVER: Final = "policy-server"
+"""Pods that serve a policy."""
 COMPONENT_GATEWAY: Final = "gateway"
+"""Pods between agents and models."""
 COMPONENT_COLLECTOR: Final = "collector"
+"""Pods that write traces to storage."""
 COMPONENT_ROLLOUT: Final = "rollout"
+"""Pods that run agents."""
 COMPONENT_SCORER: Final = "scorer"
+"""Pods that score rollouts."""
 COMPONENTS: Final = (
     COMPONENT_TRAINER,
     COMPONENT_POLICY_SERVER,
@@ -57,6 +68,7 @@ COMPONENTS: Final = (
     COMPONENT_ROLLOUT,
     COMPONENT_SCORER,
 )
+"""All values of LABEL_COMPONENT."""
 
 # --- Reasons ---------------------------------------------------------------------------------------------------------
 # One word each, in `status.reason`, in conditions and in events. A closed set: scripts may compare with them.
@@ -109,6 +121,7 @@ REASON_COMPLETED: Final = "Completed"
 # What an agent process finds in its environment. The OPENAI_* and OTEL_* names belong to those projects.
 
 ENV_OPENAI_BASE_URL: Final = "OPENAI_BASE_URL"
+"""Where the agent's OpenAI client sends its calls: the attempt's base URL and /v1."""
 ENV_OPENAI_API_BASE: Final = "OPENAI_API_BASE"
 """The older name of OPENAI_BASE_URL, still read by many clients."""
 ENV_OPENAI_API_KEY: Final = "OPENAI_API_KEY"
@@ -118,6 +131,7 @@ ENV_OPENAI_MODEL: Final = "OPENAI_MODEL"
 ENV_BASE_URL: Final = "KITESTRING_BASE_URL"
 """The attempt's base URL without a version: `{base}/v1`, `{base}/rewards`, `{base}/otlp` lie below it."""
 ENV_MODEL: Final = "KITESTRING_MODEL"
+"""The same as OPENAI_MODEL, for agents that do not use OpenAI's names."""
 ENV_TASK: Final = "KITESTRING_TASK"
 """The task itself, when the pool delivers it by environment."""
 ENV_TASK_FILE: Final = "KITESTRING_TASK_FILE"
@@ -125,16 +139,25 @@ ENV_TASK_FILE: Final = "KITESTRING_TASK_FILE"
 ENV_OUTPUT_FILE: Final = "KITESTRING_OUTPUT_FILE"
 """Where the agent writes its output, when the pool reads it back from a file."""
 ENV_RUN: Final = "KITESTRING_RUN"
+"""Identity of the run, for the agent's own logs."""
 ENV_ROLLOUT: Final = "KITESTRING_ROLLOUT"
+"""Identity of the rollout, for the agent's own logs."""
 ENV_ATTEMPT: Final = "KITESTRING_ATTEMPT"
+"""Identity of the attempt, for the agent's own logs."""
 ENV_STEP: Final = "KITESTRING_STEP"
+"""Step that the rollout belongs to."""
 ENV_MODE: Final = "KITESTRING_MODE"
 """One of MODE_TRAIN, MODE_VALIDATION_GREEDY, MODE_VALIDATION_SAMPLED, MODE_TRY."""
 ENV_TRACEPARENT: Final = "TRACEPARENT"
+"""W3C trace context: the agent's own spans become children of the attempt."""
 ENV_OTEL_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""Where the agent's own spans go: the attempt's base URL and /otlp."""
 ENV_OTEL_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
+"""Encoding of the agent's own spans: http/protobuf."""
 ENV_OTEL_RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
+"""Resource attributes of the agent's own spans."""
 ENV_OTEL_SERVICE: Final = "OTEL_SERVICE_NAME"
+"""Service name of the agent's own spans."""
 AGENT_ENV_RESERVED: Final = (
     ENV_OPENAI_BASE_URL,
     ENV_OPENAI_API_BASE,
@@ -145,40 +168,66 @@ AGENT_ENV_RESERVED: Final = (
 )
 """What a pool's template must not set, since Kitestring does; nor anything that starts with AGENT_ENV_PREFIX."""
 AGENT_ENV_PREFIX: Final = "KITESTRING_"
+"""Beginning of all variables of ours in the environment of an agent."""
 
 MODE_TRAIN: Final = "train"
+"""A rollout whose calls are trained on."""
 MODE_VALIDATION_GREEDY: Final = "validation-greedy"
+"""A rollout that validates at temperature 0."""
 MODE_VALIDATION_SAMPLED: Final = "validation-sampled"
+"""A rollout that validates as it is sampled in training."""
 MODE_TRY: Final = "try"
+"""A rollout of `kitestring try`."""
 
 # --- Environment of Kitestring's own processes ---------------------------------------------------------------------
 
 ENV_LOG_LEVEL: Final = "KITESTRING_LOG_LEVEL"
+"""Level of the log of every process: debug, info, warning, error."""
 ENV_QUEUE_CREDENTIAL_FILE: Final = "KITESTRING_QUEUE_CREDENTIAL_FILE"
+"""Path of the credential of the rollout queue."""
 ENV_S3_ACCESS_KEY: Final = "AWS_ACCESS_KEY_ID"
+"""Access key of object storage, by the name that every S3 client reads."""
 ENV_S3_SECRET_KEY: Final = "AWS_SECRET_ACCESS_KEY"  # noqa: S105 -- the name of a variable
+"""Secret key of object storage, by the name that every S3 client reads."""
+
+ENV_PARENT_FD: Final = "KITESTRING_PARENT_FD"
+"""Descriptor of a pipe whose other end the parent holds: when it closes, the process ends all it started and itself."""
 
 # --- Routes: gateway, the side of the agents -----------------------------------------------------------------------
 
 ROUTE_ATTEMPT: Final = "/r/{token}"
 """Base URL of an attempt; everything below is also served without it when the token comes as API key."""
 ROUTE_CHAT: Final = "/v1/chat/completions"
+"""OpenAI Chat Completions."""
 ROUTE_COMPLETIONS: Final = "/v1/completions"
+"""OpenAI Completions."""
 ROUTE_MODELS: Final = "/v1/models"
+"""Names of the models that the agent may ask for."""
 ROUTE_REWARDS: Final = "/rewards"
+"""Where an agent posts its reward, below the attempt's base URL."""
 ROUTE_AGENT_TRACES: Final = "/otlp/v1/traces"
+"""Where an agent's own spans arrive, below the attempt's base URL."""
 ROUTE_HEALTH: Final = "/health"
+"""Whether a process serves; every part has it."""
 ROUTE_METRICS: Final = "/metrics"
+"""Metrics in Prometheus' text format; every part has it."""
 
 # --- Routes: gateway, the side of the trainer (own port, bearer credential) ----------------------------------------
 
 ROUTE_ADMIN_STATUS: Final = "/admin/v1/status"
+"""GET: epoch, attempts, policies of the gateway process."""
 ROUTE_ADMIN_ATTEMPTS: Final = "/admin/v1/attempts"
+"""POST: open an attempt."""
 ROUTE_ADMIN_FENCE: Final = "/admin/v1/attempts/{attempt}/fence"
+"""POST: admit no further call of an attempt, abort those in flight, await acknowledgements."""
 ROUTE_ADMIN_END: Final = "/admin/v1/attempts/{attempt}/end"
+"""POST: write the end record of a fenced attempt."""
 ROUTE_ADMIN_HOLD: Final = "/admin/v1/policies/{policy}/hold"
+"""POST: hold calls to a policy while its weights change."""
 ROUTE_ADMIN_RELEASE: Final = "/admin/v1/policies/{policy}/release"
+"""POST: let held calls go on."""
 ROUTE_ADMIN_DRAIN: Final = "/admin/v1/drain"
+"""POST: refuse new attempts; the process is to end."""
 
 # --- Routes: collector ---------------------------------------------------------------------------------------------
 
@@ -190,15 +239,39 @@ ROUTE_OTLP_AGENT_TRACES: Final = "/agent/v1/traces"
 # --- Routes: rollout queue (bearer credential) ---------------------------------------------------------------------
 
 ROUTE_QUEUE_LEASE: Final = "/queue/v1/lease"
+"""POST: lease a rollout, long-polled."""
 ROUTE_QUEUE_HEARTBEAT: Final = "/queue/v1/leases/{lease}/heartbeat"
+"""POST: keep a lease."""
 ROUTE_QUEUE_FINISH: Final = "/queue/v1/leases/{lease}/finish"
+"""POST: say how the agent of a lease ended."""
 ROUTE_RUN_STATUS: Final = "/run/v1/status"
+"""GET: step, phase and counters of the run."""
+
+# --- Routes: policy server -----------------------------------------------------------------------------------------
+# vLLM's own names, below the same ROUTE_CHAT, ROUTE_COMPLETIONS, ROUTE_MODELS, ROUTE_HEALTH, ROUTE_METRICS. Only the
+# trainer calls them; no agent can reach them.
+
+ROUTE_SERVER_PAUSE: Final = "/pause"
+"""POST ?mode=keep|wait|abort: generate no further token until ROUTE_SERVER_RESUME."""
+ROUTE_SERVER_RESUME: Final = "/resume"
+"""POST: generate again."""
+ROUTE_SERVER_IS_PAUSED: Final = "/is_paused"
+"""GET: whether the server is paused."""
+ROUTE_SERVER_RPC: Final = "/collective_rpc"
+"""POST {"method": "reload_weights", "kwargs": {"weights_path": …}}: load a version of the weights in place."""
+ROUTE_SERVER_RESET_CACHE: Final = "/reset_prefix_cache"
+"""POST: forget cached prefixes, which belong to the old weights."""
+ROUTE_SERVER_VERSION: Final = "/update_weight_version"
+"""POST {"new_version": …}: what the server reports as the version of tokens from now on."""
+ROUTE_SERVER_INFO: Final = "/weight_info"
+"""GET: the version that the server serves."""
 
 # --- Headers -------------------------------------------------------------------------------------------------------
 
 HEADER_AGENT: Final = "X-Kitestring-Agent"
 """Name of the (sub-)agent that makes a call; a label for `algorithm.select.agents`, never an identity."""
 HEADER_IDEMPOTENCY: Final = "Idempotency-Key"
+"""A call with a key that was seen before is replayed or joined, and takes no new number."""
 HEADER_RETRY_COUNT: Final = "X-Stainless-Retry-Count"
 """Sent by the OpenAI and Anthropic clients: above 0 the call repeats an earlier one."""
 HEADER_POLICY_VERSION: Final = "X-Kitestring-Policy-Version"
@@ -207,23 +280,35 @@ HEADER_POLICY_VERSION: Final = "X-Kitestring-Policy-Version"
 # --- Object storage, below the run's prefix ------------------------------------------------------------------------
 
 PREFIX_TRACES: Final = "traces/"
+"""Gateway spans, put by the collector."""
 PREFIX_AGENT: Final = "agent/"
+"""Agents' own spans: untrusted."""
 PREFIX_STATE: Final = "state/"
+"""Plans, commits, samples, incarnations, put by the trainer."""
 PREFIX_WEIGHTS: Final = "weights/"
+"""Versions of the policy's weights, put by the trainer, read by policy servers."""
 PREFIX_CHECKPOINTS: Final = "checkpoints/"
+"""Exported models and resumable state, put by the trainer."""
 
 # --- Failure classes of an attempt (design: docs/architecture.md, "Failure classes") -------------------------------
 
 CLASS_SUCCEEDED: Final = "Succeeded"
+"""The agent ended well and its attempt is complete."""
 CLASS_AGENT_FAILED: Final = "AgentFailed"
+"""The agent ended with an error of its own."""
 CLASS_TIMED_OUT: Final = "TimedOut"
+"""The agent ran out of time."""
 CLASS_INFRASTRUCTURE: Final = "Infrastructure"
+"""Not the agent's doing: retried, then excluded from baseline and loss."""
 CLASS_INVALID_TASK: Final = "InvalidTask"
+"""The task cannot be given to any agent: never retried, reported once."""
 CLASSES: Final = (CLASS_SUCCEEDED, CLASS_AGENT_FAILED, CLASS_TIMED_OUT, CLASS_INFRASTRUCTURE, CLASS_INVALID_TASK)
+"""All classes, the good one first."""
 
 # --- Exit codes of the command line --------------------------------------------------------------------------------
 
 EXIT_OK: Final = 0
+"""Everything was done."""
 EXIT_FAILED: Final = 1
 """The run failed, or a bug."""
 EXIT_USER: Final = 2
