@@ -119,7 +119,7 @@ NOT_YET: tuple[NotYet, ...] = (
         "more than 0",
         _is_positive,
         "0",
-        "no reference model is kept beside the policy",
+        "the penalty is not verified in this version",
         "set coefficient: 0",
     ),
     NotYet(

@@ -158,6 +158,12 @@ RULE_CASES = (
         {"spec.policies.1.lora": ABSENT},
     ),
     _run(
+        "spec.policies[].lora.targetModules must",
+        "spec.policies[0].lora.targetModules",
+        {"spec.policies.0.lora": {"targetModules": ["all-linear", "q_proj"]}},
+        {"spec.policies.0.lora": {"targetModules": ["q_proj", "v_proj"]}},
+    ),
+    _run(
         "spec.policies[].maxModelLen and toolParser",
         "spec.policies[1].endpoint",
         {"spec.policies.1.toolParser": "hermes"},

@@ -51,6 +51,15 @@ class ModelSource(ApiModel):
 class Lora(ApiModel):
     """Low-rank adapters: only they are trained; policy servers and checkpoints get the merged weights."""
 
+    rules = (
+        Rule(
+            "!('all-linear' in self.targetModules) || size(self.targetModules) == 1",
+            "spec.policies[].lora.targetModules must hold all-linear alone, or names of modules",
+            "remove all-linear, or the names beside it",
+            field=".targetModules",
+        ),
+    )
+
     rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
     alpha: int = Field(32, ge=1, le=8192, description="Scale of the adapters: they count alpha/rank.")
     target_modules: list[ModuleSuffix] = Field(
