@@ -50,6 +50,7 @@ class TrainerConfig(Part):
     model: Path | None = Field(default=None, description="Hugging Face folder of the trained policy; backend verl")
     train_tasks: Path | None = Field(default=None, description="absent: spec.tasks.train.inline")
     validation_tasks: Path | None = Field(default=None, description="absent: spec.tasks.validation.inline, or none")
+    working_folder: Path | None = Field(default=None, description="where a scoring command of the user's runs")
     queue: Listener = Listener()
     queue_credential_file: Path
     gateways: tuple[Url, ...] = Field(min_length=1, description="admin URL of each gateway process")
@@ -104,8 +105,8 @@ class TrainerConfig(Part):
         if delivery.field is not None:
             if delivery.field in tasks.hidden_fields:
                 raise UserMistakeError(
-                    f"spec.agentProtocol.task.field is {delivery.field!r}, which spec.tasks.hiddenFields keeps from the "
-                    "agent; name a visible field, or remove it from hiddenFields"
+                    f"spec.agentProtocol.task.field is {delivery.field!r}, which spec.tasks.hiddenFields keeps from "
+                    "the agent; name a visible field, or remove it from hiddenFields"
                 )
             required.append((delivery.field, "spec.agentProtocol.task.field"))
         scorer = self.pool.reward.builtin

@@ -93,10 +93,10 @@ class Ledger:
     # --- the store, whenever it is there ---
 
     def _keys(self, prefix: str) -> list[str]:
-        return self._persist(lambda: [info.key for info in self._store.list(prefix)])
+        return self.persist(lambda: [info.key for info in self._store.list(prefix)])
 
     def _read(self, key: str) -> dict[str, Any]:
-        data: dict[str, Any] = orjson.loads(self._persist(lambda: self._store.get(key)))
+        data: dict[str, Any] = orjson.loads(self.persist(lambda: self._store.get(key)))
         return data
 
     def _read_or_none(self, key: str) -> dict[str, Any] | None:
@@ -109,9 +109,10 @@ class Ledger:
         self._put(key, orjson.dumps(data, option=orjson.OPT_INDENT_2), if_absent=if_absent)
 
     def _put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
-        self._persist(lambda: self._store.put(key, data, if_absent=if_absent))
+        self.persist(lambda: self._store.put(key, data, if_absent=if_absent))
 
-    def _persist(self, action: Callable[[], Answer]) -> Answer:
+    def persist(self, action: Callable[[], Answer]) -> Answer:
+        """Do what needs the store as soon as the store lets it; `action` may be called again after StoreUnavailable."""
         since = time.monotonic()
         pause = 0.1
         while True:

@@ -33,9 +33,7 @@ def validation_modes(rules: Validation) -> tuple[tuple[ValidationMode, int], ...
     return tuple(modes)
 
 
-def validation_result(
-    mode: ValidationMode, commit: StepCommit, results: Sequence[RolloutResult]
-) -> ValidationResult:
+def validation_result(mode: ValidationMode, commit: StepCommit, results: Sequence[RolloutResult]) -> ValidationResult:
     """Mean reward over all tasks: the mean over tasks of the mean over a task's counted rollouts.
 
     A task without any is no part of the mean; `scored` says how many rollouts are.
@@ -63,8 +61,6 @@ def tool_use(results: Sequence[RolloutResult]) -> float | None:
     """
     proofs = [result.proof for result in results if result.proof is not None]
     offered = [proof for proof in proofs if any(call.tools for call in proof.calls)]
-    used = [
-        proof for proof in proofs if any(choice.tool_calls for call in proof.calls for choice in call.choices)
-    ]
+    used = [proof for proof in proofs if any(choice.tool_calls for call in proof.calls for choice in call.choices)]
     among = offered or (proofs if used else [])
     return sum(proof in used for proof in among) / len(among) if among else None

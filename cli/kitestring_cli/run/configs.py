@@ -201,6 +201,7 @@ def _trainer(run: LocalRun, folder: RunFolder, ports: Ports) -> TrainerConfig:
         model=run.model,
         train_tasks=_task_file(run.train, folder, "train"),
         validation_tasks=_task_file(run.validation, folder, "validation") if run.validation else None,
+        working_folder=run.working_folder,
         queue=TrainerListener(host=HOST, port=ports.queue),
         queue_credential_file=folder.credential("queue"),
         gateways=(f"http://{HOST}:{ports.admin}",),

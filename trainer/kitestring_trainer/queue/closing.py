@@ -16,6 +16,9 @@ from kitestring_trainer.tasks import Task
 
 logger = logging.getLogger(__name__)
 
+RECORDED_OUTPUT = 65536
+"""Characters of an agent's output that its end record keeps; scorers see all that the pool reads back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -75,7 +78,7 @@ async def close_attempt(
         reward_source=scored.source,
         exit_code=finish.exit_code if finish is not None else None,
         seconds=finish.seconds if finish is not None else None,
-        output=finish.output if finish is not None else None,
+        output=finish.output[:RECORDED_OUTPUT] if finish is not None else None,
     )
     try:
         ended = await gateways.end(place, attempt, end)

@@ -18,7 +18,6 @@ from kitestring_rollout.protocol.gateway_admin import (
     EndAttempt,
     EndedAttempt,
     FencedAttempt,
-    GatewayStatus,
     HeldPolicy,
     HoldPolicy,
     Message,
@@ -136,10 +135,10 @@ class Gateways:
             url, path, HoldPolicy(drain_seconds=drain_seconds), HeldPolicy, drain_seconds + self._times.open
         )
 
-    async def release(self, url: str, policy: str, version: str) -> GatewayStatus | None:
+    async def release(self, url: str, policy: str, version: str) -> ReleasePolicy | None:
         """Let held calls go on under `version`; None when the gateway cannot be reached (a new one holds nothing)."""
         path = names.ROUTE_ADMIN_RELEASE.format(policy=policy)
-        return await self._once(url, path, ReleasePolicy(version=version), GatewayStatus, self._times.open)
+        return await self._once(url, path, ReleasePolicy(version=version), ReleasePolicy, self._times.open)
 
     async def _once(self, url: str, path: str, body: Message, reply: type[Reply], timeout: float) -> Reply | None:  # noqa: ASYNC109
         try:

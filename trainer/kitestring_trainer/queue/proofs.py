@@ -118,7 +118,10 @@ class ProofWatch:
     def _poll_once(self) -> float:
         """One look into the store; the seconds to pause before the next."""
         try:
-            news = list(self._source.poll(self._wanted))
+            for item in self._source.poll(self._wanted):
+                with self._changed:
+                    self._awaited.discard(item.attempt)
+                self._found(item)
         except StoreUnavailable as error:
             if self.read_since is not None:
                 logger.warning("traces cannot be read, waiting: %s", error)
@@ -127,8 +130,4 @@ class ProofWatch:
         if self.read_since is None:
             logger.info("traces can be read again")
             self.read_since = time.monotonic()
-        for item in news:
-            with self._changed:
-                self._awaited.discard(item.attempt)
-            self._found(item)
         return self._poll_seconds

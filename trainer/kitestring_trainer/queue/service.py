@@ -210,7 +210,7 @@ class RolloutQueue:
         give_up = time.monotonic() + wait_seconds
         while True:
             self._check_open()
-            opening = self._spawn(self._open_some(executor, capacity))
+            opening = self.spawn(self._open_some(executor, capacity))
             try:
                 leases = await asyncio.shield(opening)
             except asyncio.CancelledError:
@@ -247,8 +247,8 @@ class RolloutQueue:
             place = entry.place
             self._state.undelivered(lease.lease)
             self._gateways.released(place)
-            self._spawn(self._gateways.abandon(place, lease.attempt))
-        self._spawn(self._notify())
+            self.spawn(self._gateways.abandon(place, lease.attempt))
+        self.spawn(self._notify())
 
     async def _open_one(self, entry: Entry, executor: str) -> Lease | None:
         attempt, running = entry.attempt, self._of_rollout[entry.rollout]
@@ -315,7 +315,7 @@ class RolloutQueue:
         if closing is None:
             entry = self._state.finish(lease, finish.attempt)
             self._note_start(finish)
-            closing = self._spawn(self._close(entry, finish))
+            closing = self.spawn(self._close(entry, finish))
             self._finishing[key] = closing
             closing.add_done_callback(lambda _: self._finishing.pop(key))
         return await asyncio.shield(closing)
@@ -406,7 +406,7 @@ class RolloutQueue:
         if ending.klass == CLASS_INFRASTRUCTURE:
             logger.warning("attempt %s of %s: %s", attempt, entry.rollout, ending.reason)
         if entry.final is None:
-            self._spawn(self._notify())
+            self.spawn(self._notify())
             return
         running = self._of_rollout[entry.rollout]
         if proof is not None:
@@ -430,7 +430,7 @@ class RolloutQueue:
                 now = time.monotonic()
                 for entry in self._state.expire(now):
                     logger.warning("executor %s lost: the lease of %s expired", entry.executor, entry.rollout)
-                    self._spawn(self._close(entry, None))
+                    self.spawn(self._close(entry, None))
                 self._give_up_proofs(now)
                 if self._state.waiting(now):
                     await self._notify()
@@ -454,7 +454,7 @@ class RolloutQueue:
         async with self._changed:
             self._changed.notify_all()
 
-    def _spawn(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
+    def spawn(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         """Run `work` whatever becomes of the request that caused it; a bug in it ends the plans in progress."""
         task = self._loop.create_task(work)
         self._background.add(task)

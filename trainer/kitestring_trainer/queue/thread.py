@@ -70,6 +70,13 @@ class QueueThread:
         """End every plan in progress, and every later one, with this error. From any thread or a signal handler."""
         self._loop.call_soon_threadsafe(self.queue.fail, error)
 
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until the queue closes; an error in it ends every plan."""
+        self.call(self._watch_over(work))
+
+    async def _watch_over(self, work: Coroutine[Any, Any, None]) -> None:
+        self.queue.spawn(work)
+
     def close(self) -> None:
         if not self._thread.is_alive():
             return
@@ -101,9 +108,7 @@ class QueueThread:
         return f"http://{settings.host}:{port}"
 
     def _watch(self, queue: RolloutQueue) -> ProofWatch:
-        watch = ProofWatch(
-            self._proofs, queue.proof_found, queue.watch_broke, poll_seconds=self._settings.poll_seconds
-        )
+        watch = ProofWatch(self._proofs, queue.proof_found, queue.watch_broke, poll_seconds=self._settings.poll_seconds)
         watch.start()
         return watch
 

@@ -1,0 +1,293 @@
+"""The trainer process: wires store, queue, step runner and learner, and ends with a result whatever happens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kitestring_api import names
+from kitestring_rollout.protocol.run_status import Phase, RolloutCounts
+from kitestring_rollout.storage import ObjectExists, open_store
+from kitestring_trainer.checkpoints import Checkpoints
+from kitestring_trainer.config import TrainerConfig, read_config, read_credential
+from kitestring_trainer.errors import RunFailedError, RunStoppedError, UserMistakeError
+from kitestring_trainer.incarnations import Incarnation
+from kitestring_trainer.learner import Learner
+from kitestring_trainer.learners import make_learner, resumable_step
+from kitestring_trainer.ledger import Ledger
+from kitestring_trainer.metrics import MetricsFile
+from kitestring_trainer.queue import state
+from kitestring_trainer.queue.scoring import make_scorer
+from kitestring_trainer.queue.thread import QueueSettings, QueueThread
+from kitestring_trainer.queue.traces import TraceArchive, TraceProofs
+from kitestring_trainer.status import StatusBoard
+from kitestring_trainer.step_runner import Parts, StepRunner
+from kitestring_trainer.tasks import TaskSet, load_tasks
+from kitestring_trainer.weights import PolicyServers
+
+logger = logging.getLogger(__name__)
+Announce = Callable[[Mapping[str, Any]], None]
+
+WATCH_SECONDS = 2.0
+"""Between two looks at what the policy servers serve."""
+RESULT_FILE = "trainer-result.json"
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How this process ended; also written to `trainer-result.json`."""
+
+    phase: Phase
+    reason: str
+    message: str | None
+    step: int
+    steps: int
+    validation: tuple[dict[str, Any], ...]
+    rollouts: dict[str, int]
+    """Committed training rollouts of the whole run by failure class."""
+    excluded: int
+    superseded: int
+    skipped_steps: int
+    tokens: int
+    wall_seconds: float
+    checkpoint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    phase: Phase
+    reason: str
+    message: str | None
+    exit_code: int
+
+
+def main(config_path: Path, *, resume: bool, announce: Announce) -> int:
+    """`kitestring trainer`; the exit code. `announce` prints the listening line. Raises UserMistakeError."""
+    config = read_config(config_path)
+    return run(config.model_copy(update={"resume": True}) if resume else config, announce).exit_code
+
+
+def run(config: TrainerConfig, announce: Announce) -> RunResult:
+    """Carry the run out to its end; SIGTERM and SIGINT stop it between two updates, and `resume` goes on from there.
+
+    Raises UserMistakeError for what the user can mend, and any error that is a bug; the result file is written all
+    the same.
+    """
+    started = time.monotonic()
+    config.folder.mkdir(parents=True, exist_ok=True)
+    process = _Process(config)
+    ending = _Ending(
+        "Failed", names.REASON_ERROR, "an error in the trainer; its log has the traceback", names.EXIT_FAILED
+    )
+    try:
+        ending = process.carry_out(announce)
+    except UserMistakeError as error:
+        ending = _Ending("Failed", names.REASON_INVALID_SPEC, str(error), names.EXIT_USER)
+        raise
+    finally:
+        result = process.result(ending, time.monotonic() - started)
+        text = json.dumps(asdict(result), indent=2)
+        (config.folder / RESULT_FILE).write_text(text + "\n")
+    return result
+
+
+class _Process:
+    """One incarnation of the run."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._stop = threading.Event()
+        self._learner: Learner | None = None
+        self._queue: QueueThread | None = None
+        self._runner: StepRunner | None = None
+        self._board = StatusBoard(config.run, config.spec.steps, self._counts)
+
+    def carry_out(self, announce: Announce) -> _Ending:
+        with ExitStack() as exits:
+            try:
+                self._set_up(exits, announce)
+                assert self._learner is not None and self._runner is not None
+                if self._stop.is_set():
+                    raise RunStoppedError("stopped while it started")
+                self._learner.run(self._runner)
+                ending = _Ending("Finished", names.REASON_COMPLETED, None, names.EXIT_OK)
+            except RunStoppedError as error:
+                logger.info("stopped: %s", error)
+                ending = _Ending("Failed", names.REASON_INTERRUPTED, f"{error}; --resume goes on", names.EXIT_OK)
+            except RunFailedError as error:
+                logger.error("the run failed: %s: %s", error.reason, error)
+                ending = _Ending("Failed", error.reason, str(error), names.EXIT_FAILED)
+            self._board.update(phase=ending.phase, reason=ending.reason, message=ending.message)
+        return ending
+
+    def _set_up(self, exits: ExitStack, announce: Announce) -> None:
+        config = self._config
+        train_tasks, validation_tasks = _load_tasks(config)
+        credential = read_credential(config.queue_credential_file)
+        gateway_credential = read_credential(config.gateway_credential_file)
+        exits.callback(_restore_signals(self._request_stop))
+        store = open_store(config.store)
+        ledger = Ledger(store, self._stop)
+        history = _begin(config, ledger)
+        settings = QueueSettings(
+            rules=config.rules,
+            host=config.queue.host,
+            port=config.queue.port,
+            credential=credential,
+            gateways=config.gateways,
+            gateway_credential=gateway_credential,
+            gateway_gone_seconds=config.timing.gateway_gone,
+            poll_seconds=config.timing.poll,
+        )
+        since = history[-1].unix_time
+        queue = QueueThread(
+            settings, make_scorer(config.pool, config.working_folder), TraceProofs(store, since), self._board.snapshot
+        )
+        exits.callback(queue.close)
+        url = queue.start()
+        self._queue = queue
+        announce({"queue": url})
+        self._runner = StepRunner(
+            config,
+            Parts(
+                ledger=ledger,
+                queue=queue,
+                servers=_policy_servers(config, queue),
+                archive=TraceArchive(store, ledger),
+                board=self._board,
+                metrics=MetricsFile(config.folder / METRICS_FILE),
+                checkpoints=_checkpoints(config, history[-1].resumed_step),
+                train_tasks=train_tasks,
+                validation_tasks=validation_tasks,
+                history=history,
+            ),
+        )
+        self._learner = make_learner(config, history[-1].resumed_step)
+        self._runner.begin()
+
+    def _request_stop(self) -> None:
+        """From a signal handler."""
+        self._stop.set()
+        if self._learner is not None:
+            self._learner.request_stop()
+        if self._queue is not None:
+            self._queue.fail(RunStoppedError("stopped on request"))
+
+    def _counts(self, counts: RolloutCounts) -> RolloutCounts:
+        """The counters of the run, completed with those of the plans in progress."""
+        if self._queue is None:
+            return counts
+        phases = self._queue.queue.counts()
+        waiting = phases.get(state.Phase.WAITING, 0)
+        finished = phases.get(state.Phase.FINAL, 0)
+        planned = sum(phases.values())
+        return counts.model_copy(
+            update={
+                "planned": planned,
+                "waiting": waiting,
+                "running": planned - waiting - finished,
+                "finished": finished,
+                "retried": self._queue.queue.retried,
+            }
+        )
+
+    def result(self, ending: _Ending, wall_seconds: float) -> RunResult:
+        status = self._board.snapshot()
+        return RunResult(
+            phase=ending.phase,
+            reason=ending.reason,
+            message=ending.message,
+            step=status.step,
+            steps=status.steps,
+            validation=tuple(result.model_dump(mode="json") for result in status.validation),
+            rollouts=dict(status.rollouts.classes),
+            excluded=status.rollouts.excluded,
+            superseded=status.rollouts.superseded,
+            skipped_steps=status.skipped_steps,
+            tokens=status.tokens,
+            wall_seconds=wall_seconds,
+            checkpoint=status.checkpoint,
+            exit_code=ending.exit_code,
+        )
+
+
+def _load_tasks(config: TrainerConfig) -> tuple[TaskSet, TaskSet | None]:
+    fields, tasks = config.task_fields, config.spec.tasks
+    train = load_tasks(
+        config.train_tasks or tasks.train.inline or (), fields, format=tasks.train.format, limit=tasks.train.limit
+    )
+    validation: TaskSet | None = None
+    if tasks.validation is not None:
+        source = config.validation_tasks or tasks.validation.inline or ()
+        validation = load_tasks(source, fields, format=tasks.validation.format, limit=tasks.validation.limit)
+    for loaded in (train, validation):
+        report = loaded.report() if loaded is not None else None
+        if report is not None:
+            logger.warning("%s", report)
+    return train, validation
+
+
+def _begin(config: TrainerConfig, ledger: Ledger) -> list[Incarnation]:
+    """Write this start of the trainer down; all starts of the run, this one last."""
+    history = ledger.incarnations()
+    if history and not config.resume:
+        raise UserMistakeError(
+            f"run {config.run} was begun before ({len(history)} times): go on with --resume, or use another run folder"
+        )
+    step = 0
+    if history:
+        step = resumable_step(config, ledger)
+        logger.info("going on after step %d", step)
+    number = history[-1].number + 1 if history else 1
+    versions = {"kitestring": version("kitestring"), "python": platform.python_version()}
+    incarnation = Incarnation(number, time.time(), step, versions)
+    try:
+        ledger.begin(incarnation)
+    except ObjectExists as error:
+        raise RunFailedError("AlreadyRunning", f"another trainer of run {config.run} has just started") from error
+    return [*history, incarnation]
+
+
+def _policy_servers(config: TrainerConfig, queue: QueueThread) -> PolicyServers | None:
+    if config.spec.trainer.backend == "collect":
+        return None
+    servers = PolicyServers(
+        config.policy_servers,
+        config.policy.name,
+        queue.gateways,
+        queue.session,
+        drain_seconds=config.spec.gateway.hold_seconds,
+    )
+    queue.watch(servers.watch(WATCH_SECONDS))
+    return servers
+
+
+def _checkpoints(config: TrainerConfig, resumed_step: int) -> Checkpoints:
+    checkpoints = Checkpoints(config.folder / "checkpoints", config.spec.checkpoints.keep)
+    checkpoints.rewind(resumed_step)
+    return checkpoints
+
+
+def _restore_signals(stop: Callable[[], None]) -> Callable[[], None]:
+    """Have SIGTERM and SIGINT call `stop`; the way back. Only a main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore

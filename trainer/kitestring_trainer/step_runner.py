@@ -1,0 +1,441 @@
+"""The run's steps: plan, rollouts, commit, batch; then new weights, validation, checkpoints, figures.
+
+The step runner is the `StepSource` that a learner pulls from. Its methods run in the learner's threads, one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from kitestring_api.names import MODE_TRAIN, MODE_VALIDATION_SAMPLED, REASON_STEPS_SKIPPED
+from kitestring_rollout.protocol.run_status import ValidationResult
+from kitestring_trainer.agreement import AgreementBounds, AgreementWatch
+from kitestring_trainer.checkpoints import Checkpoints, export_due
+from kitestring_trainer.commits import StepCommit
+from kitestring_trainer.config import TrainerConfig
+from kitestring_trainer.errors import RunFailedError
+from kitestring_trainer.incarnations import Incarnation, policy_version, same_weights
+from kitestring_trainer.learner import PushedWeights, StepBatch, UpdateMetrics
+from kitestring_trainer.ledger import Ledger
+from kitestring_trainer.metrics import (
+    MetricsFile,
+    rollout_metrics,
+    sample_metrics,
+    update_metrics,
+    validation_metrics,
+)
+from kitestring_trainer.outcome import committed_rollouts, commonest_reason
+from kitestring_trainer.plan import StepPlan, plan_training_step, plan_validation
+from kitestring_trainer.queue.service import Restored, RolloutResult
+from kitestring_trainer.queue.thread import QueueThread
+from kitestring_trainer.restoring import Archive, recommitted, remains
+from kitestring_trainer.samples.batches import SampleRules, ScoredRollout, make_samples
+from kitestring_trainer.samples.rows import RowLimits
+from kitestring_trainer.samples.transitions import transitions
+from kitestring_trainer.status import StatusBoard
+from kitestring_trainer.tasks import TaskSet
+from kitestring_trainer.validation import ValidationMode, validation_due, validation_modes, validation_result
+from kitestring_trainer.weights import PolicyServers
+
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the step runner works with."""
+
+    ledger: Ledger
+    queue: QueueThread
+    servers: PolicyServers | None
+    """None: weights are never pushed (backend collect)."""
+    archive: Archive
+    board: StatusBoard
+    metrics: MetricsFile
+    checkpoints: Checkpoints
+    train_tasks: TaskSet
+    validation_tasks: TaskSet | None
+    history: Sequence[Incarnation]
+    """All starts of the run, this one last."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of the whole run, for status and result."""
+
+    classes: dict[str, int] = field(default_factory=dict)
+    excluded: int = 0
+    superseded: int = 0
+    skipped_steps: int = 0
+    tokens: int = 0
+    validation: list[ValidationResult] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rolled:
+    """A plan that was run. `redone`: its commit was written by an earlier incarnation, and `replaces` a commit that
+    it does not make use of."""
+
+    commit: StepCommit
+    results: Sequence[RolloutResult]
+    redone: bool = False
+    replaces: StepCommit | None = None
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Wall seconds of the phases of the step in progress."""
+
+    started: float
+    phase_started: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def lap(self, phase: str) -> None:
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.phase_started
+        self.phase_started = now
+
+
+class StepRunner:
+    """Implements `StepSource` for one incarnation of a run."""
+
+    def __init__(self, config: TrainerConfig, parts: Parts) -> None:
+        self._spec = config.spec
+        self._rules = config.rules
+        self._parts = parts
+        self._incarnation = parts.history[-1]
+        self._version: str | None = None
+        self._accepted: frozenset[str] | None = None
+        """Policy versions that are the current weights; None: whatever is served."""
+        self._weights: PushedWeights | None = None
+        self._agreement = AgreementWatch(AgreementBounds())
+        self._early: Future[list[ValidationResult]] | None = None
+        self._skipped_in_row = 0
+        self._clock = _Clock(time.monotonic(), time.monotonic())
+        self._line: dict[str, Any] = {}
+        self._started = time.monotonic()
+        self._first_step = self._incarnation.resumed_step + 1
+        self.totals = Totals()
+
+    # --- the way in ---
+
+    def begin(self) -> None:
+        """Take up what earlier incarnations left, and start what needs no weights of ours. Before the learner runs."""
+        self._recall()
+        start = self._incarnation.resumed_step
+        self._parts.board.update(incarnation=self._incarnation.number, step=start)
+        if self._parts.servers is None:
+            self._catch_up(start)
+        elif len(self._parts.history) == 1 and validation_due(0, self._spec.steps, self._spec.validation):
+            # The policy servers serve the initial model already: this needs no learner, whose start takes long.
+            self._early = _in_thread(partial(self._validate, 0))
+
+    def _recall(self) -> None:
+        """Totals of the steps that this incarnation goes on from."""
+        last = self._incarnation.resumed_step
+        if not last and len(self._parts.history) == 1:
+            return
+        for commit in self._parts.ledger.commits(MODE_TRAIN):
+            if commit.step <= last:
+                self._count(commit)
+        for mode, _ in validation_modes(self._spec.validation):
+            for commit in self._parts.ledger.commits(mode):
+                if self._still_true(commit) and commit.validation is not None:
+                    self.totals.validation.append(commit.validation)
+        self.totals.validation.sort(key=lambda result: (result.step, result.mode))
+        self._publish()
+
+    def _still_true(self, validated: StepCommit) -> bool:
+        """Whether a validation was of weights that this incarnation goes on from, or of their predecessors."""
+        last = self._incarnation.resumed_step
+        if validated.step != last or last == 0:
+            return validated.step <= last
+        return self._parts.servers is None or validated.policy_version in same_weights(self._parts.history)
+
+    def _catch_up(self, step: int) -> None:
+        """What an earlier incarnation should have done after `step` and did not come to."""
+        if validation_due(step, self._spec.steps, self._spec.validation):
+            self._validate(step)
+        if self._weights is not None and export_due(step, self._spec.steps, self._spec.checkpoints.every):
+            known = {exported.step for exported in self._parts.checkpoints.index.exported}
+            if step not in known:
+                self._export(step, degraded=False)
+
+    # --- StepSource ---
+
+    def step_batch(self, step: int) -> StepBatch:
+        """Have the rollouts of `step` run, commit them, and make its batch."""
+        self._join_early()
+        self._clock = _Clock(time.monotonic(), time.monotonic())
+        self._parts.board.update(phase="RollingOut", step=step, message=None)
+        rollouts = self._spec.rollouts
+        plan = plan_training_step(
+            seed=self._spec.seed,
+            step=step,
+            n_tasks=len(self._parts.train_tasks),
+            tasks_per_step=rollouts.tasks_per_step,
+            group_size=rollouts.group_size,
+        )
+        rolled = self._roll_out(plan, self._parts.train_tasks, rollouts.min_group_size)
+        commit, results = rolled.commit, rolled.results
+        if not rolled.redone:
+            self._parts.ledger.put_commit(commit, replaces=rolled.replaces)
+        self._clock.lap("rollout")
+        samples = make_samples(step, self._version or "", self._scored(commit, results), self._sample_rules())
+        self._parts.ledger.put_samples(step, samples.records)
+        self._count(commit)
+        figures = rollout_metrics(commit, results)
+        self._line = {
+            "step": step,
+            "skipped": not commit.counted,
+            "redone": rolled.redone,
+            **figures,
+            **sample_metrics(samples),
+        }
+        self.totals.tokens += figures["prompt_tokens"] + figures["completion_tokens"]
+        self._parts.board.update(phase="Updating", reward=figures["reward_mean"])
+        self._publish()
+        self._skip_or_not(commit)
+        self._clock.lap("samples")
+        return samples.batch
+
+    def weights_ready(self, weights: PushedWeights) -> None:
+        """Have every policy server serve the weights; at the start also catch up on what is due there."""
+        assert self._parts.servers is not None
+        self._clock.lap("update")
+        first = self._version is None
+        version = policy_version(self._incarnation.number, weights.version)
+        self._parts.board.update(phase="Starting" if first else "PushingWeights")
+        self._parts.queue.call(self._parts.servers.push(weights.path, version))
+        self._weights = weights
+        self._version = version
+        self._accepted = same_weights(self._parts.history) if first else frozenset([version])
+        self._parts.board.update(policy_version=version)
+        self._clock.lap("push")
+        if first and self._early is None:
+            self._catch_up(weights.version)
+
+    def step_finished(self, step: int, metrics: UpdateMetrics) -> Mapping[str, float] | None:
+        """Validate, export, and write the step's figures down."""
+        self._clock.lap("push" if self._parts.servers is not None else "update")
+        problem = self._agreement.note(step, metrics.agreement)
+        degraded = self._agreement.degraded
+        if problem is not None:
+            logger.error("step %d: degraded: %s", step, problem)
+        self._parts.board.update(
+            degraded=degraded,
+            message=problem,
+            kl=metrics.agreement.kl_k3,
+            correlation=metrics.agreement.correlation,
+        )
+        results: list[ValidationResult] = []
+        if validation_due(step, self._spec.steps, self._spec.validation):
+            results = self._validate(step)
+            self._clock.lap("validation")
+        if self._weights is not None and export_due(step, self._spec.steps, self._spec.checkpoints.every):
+            self._export(step, degraded=degraded)
+            self._clock.lap("export")
+        return self._write_down(step, metrics, results)
+
+    # --- rollouts ---
+
+    def _roll_out(self, plan: StepPlan, tasks: TaskSet, min_group_size: int) -> _Rolled:
+        """Run a plan to its end; or what is left of it when an earlier incarnation had begun it.
+
+        The commit is the caller's to write, unless it is one that is made use of again.
+        """
+        ledger, accepted = self._parts.ledger, self._accepted
+        accepts = None if accepted is None else accepted.__contains__
+        restored: Mapping[str, Restored] = {}
+        superseded: tuple[str, ...] = ()
+        old: StepCommit | None = None
+        before = ledger.plan(plan.mode, plan.step) if len(self._parts.history) > 1 else None
+        if before is None:
+            ledger.put_plan(plan)
+        else:
+            plan, written = before
+            old = ledger.commit(plan.mode, plan.step)
+            planned = frozenset(plan.rollouts)
+            proofs = list(self._parts.archive.ended(written, planned.__contains__))
+            if old is not None and (accepted is None or old.policy_version in accepted):
+                restored = recommitted(old, proofs, self._rules.tries)
+                return _Rolled(old, self._run(plan, tasks, accepts, restored), redone=True)
+            left = remains(plan, proofs, accepts, self._rules.tries)
+            restored, superseded = left.restored, left.superseded
+            logger.info("%s: %d rollouts kept, %d superseded", plan.name, len(restored), len(superseded))
+        results = self._run(plan, tasks, accepts, restored)
+        commit = StepCommit(
+            run=self._rules.run,
+            mode=plan.mode,
+            step=plan.step,
+            incarnation=self._incarnation.number,
+            policy_version=self._version,
+            unix_time=time.time(),
+            rollouts=committed_rollouts(results, min_group_size),
+            superseded=superseded,
+        )
+        return _Rolled(commit, results, replaces=old)
+
+    def _run(
+        self,
+        plan: StepPlan,
+        tasks: TaskSet,
+        accepts: Callable[[str], bool] | None,
+        restored: Mapping[str, Restored],
+    ) -> Sequence[RolloutResult]:
+        queue = self._parts.queue
+        return queue.call(queue.queue.run_plan(plan, tasks, accepted=accepts, restored=restored))
+
+    def _scored(self, commit: StepCommit, results: Sequence[RolloutResult]) -> list[ScoredRollout]:
+        """Every rollout with a reward; groups that are too small are left out by the samples, with their reason."""
+        agents = self._spec.algorithm.select.agents
+        return [
+            ScoredRollout(
+                rollout=result.rollout,
+                group=result.group,
+                reward=result.final.ending.reward,
+                transitions=tuple(transitions(result.proof.calls, agents=agents)),
+            )
+            for result in results
+            if result.proof is not None and result.final.ending.reward is not None
+        ]
+
+    def _sample_rules(self) -> SampleRules:
+        algorithm = self._spec.algorithm
+        assert algorithm.advantage != "gae", "refused before the run begins"
+        return SampleRules(
+            advantage=algorithm.advantage,
+            normalize_by_std=algorithm.normalize_by_std,
+            min_group_size=self._spec.rollouts.min_group_size,
+            limits=RowLimits(algorithm.max_row_tokens.prompt, algorithm.max_row_tokens.response),
+            updates=algorithm.updates_per_step,
+        )
+
+    def _skip_or_not(self, commit: StepCommit) -> None:
+        if commit.counted:
+            self._skipped_in_row = 0
+            return
+        self._skipped_in_row += 1
+        self.totals.skipped_steps += 1
+        reason = commonest_reason(commit.rollouts)
+        logger.warning("step %d is skipped: no group to learn from; %s", commit.step, reason)
+        self._parts.board.update(skipped_steps=self.totals.skipped_steps)
+        if self._skipped_in_row >= self._spec.failure_policy.max_skipped_steps:
+            raise RunFailedError(
+                REASON_STEPS_SKIPPED, f"{self._skipped_in_row} steps in a row had no group to learn from; {reason}"
+            )
+
+    # --- validation and checkpoints ---
+
+    def _join_early(self) -> None:
+        if self._early is not None:
+            self._early.result()
+            self._early = None
+
+    def _validate(self, step: int) -> list[ValidationResult]:
+        """Run the validations of `step` that are not committed yet, greedy and sampled side by side."""
+        tasks = self._parts.validation_tasks
+        if tasks is None:
+            return []
+        self._parts.board.update(phase="Validating")
+        known = {(result.step, result.mode) for result in self.totals.validation}
+        pending = [
+            _in_thread(partial(self._validate_one, step, mode, repeats, tasks))
+            for mode, repeats in validation_modes(self._spec.validation)
+            if (step, mode) not in known
+        ]
+        results = [future.result() for future in pending]
+        self.totals.validation.extend(results)
+        self._publish()
+        for result in results:
+            logger.info("%s at step %d: reward %s of %d rollouts", result.mode, step, result.reward, result.rollouts)
+        return results
+
+    def _validate_one(self, step: int, mode: ValidationMode, repeats: int, tasks: TaskSet) -> ValidationResult:
+        plan = plan_validation(mode=mode, step=step, n_tasks=len(tasks), repeats=repeats)
+        rolled = self._roll_out(plan, tasks, min_group_size=1)
+        result = validation_result(mode, rolled.commit, rolled.results)
+        if not rolled.redone:
+            self._parts.ledger.put_commit(replace(rolled.commit, validation=result), replaces=rolled.replaces)
+        return result
+
+    def _export(self, step: int, *, degraded: bool) -> None:
+        assert self._weights is not None
+        reward = next(
+            (r.reward for r in self.totals.validation if r.step == step and r.mode == MODE_VALIDATION_SAMPLED), None
+        )
+        checkpoints = self._parts.checkpoints
+        best = not degraded and checkpoints.is_better(reward)
+        folder = checkpoints.export(step, self._weights.path, reward, is_best=best)
+        self._parts.board.update(checkpoint=str(folder))
+
+    # --- figures ---
+
+    def _count(self, commit: StepCommit) -> None:
+        totals = self.totals
+        for klass, count in commit.classes.items():
+            totals.classes[klass] = totals.classes.get(klass, 0) + count
+        totals.excluded += len(commit.rollouts) - len(commit.counted)
+        totals.superseded += len(commit.superseded)
+
+    def _publish(self) -> None:
+        totals = self.totals
+        counts = self._parts.board.snapshot().rollouts.model_copy(
+            update={
+                "classes": dict(totals.classes),
+                "excluded": totals.excluded,
+                "superseded": totals.superseded,
+            }
+        )
+        self._parts.board.update(rollouts=counts, tokens=totals.tokens, validation=tuple(totals.validation))
+
+    def _write_down(
+        self, step: int, metrics: UpdateMetrics, validation: Sequence[ValidationResult]
+    ) -> Mapping[str, float]:
+        elapsed = time.monotonic() - self._clock.started
+        tokens = self._line["prompt_tokens"] + self._line["completion_tokens"]
+        line = {
+            **self._line,
+            "unix_time": time.time(),
+            "incarnation": self._incarnation.number,
+            "policy_version": self._version,
+            "degraded": self._agreement.degraded,
+            **update_metrics(metrics),
+            **validation_metrics(validation),
+            "step_seconds": elapsed,
+            "seconds": dict(self._clock.seconds),
+            "tokens_per_second": tokens / elapsed if elapsed else None,
+        }
+        self._parts.metrics.append(line)
+        done = step - self._first_step + 1
+        left = self._spec.steps - step
+        self._parts.board.update(
+            tokens_per_second=line["tokens_per_second"],
+            eta_seconds=left * (time.monotonic() - self._started) / done,
+        )
+        return {
+            f"rollout/{key}": float(value)
+            for key, value in self._line.items()
+            if isinstance(value, int | float) and key != "step"
+        } | {f"{result.mode}/reward": result.reward for result in validation if result.reward is not None}
+
+
+def _in_thread(work: Callable[[], Answer]) -> Future[Answer]:
+    """Run `work` in a thread of its own; what it raises comes out of the future."""
+    future: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  the thread's boundary: raised again where the result is taken
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="validation", daemon=True).start()
+    return future
