@@ -1,0 +1,171 @@
+"""Records to spans and back: bit for bit, and nothing unreadable is taken for a record."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kitestring_rollout.traces import codec
+from kitestring_rollout.traces.codec import PayloadCorrupt
+from kitestring_rollout.traces.decoder import decode_calls, decode_end
+from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan, encode_end
+from kitestring_rollout.traces.objects import scan
+from kitestring_rollout.traces.proof import CallSpan, EndSpan
+from kitestring_rollout.traces.records import CallRecord, ChoiceRecord, VersionSpan
+from kitestring_rollout.traces.requests import export_request
+from tests.traces.rollouts import attempts, call, encoded, end, identity, int32, plain
+
+
+def read(spans: list[EncodedSpan], contents: bool = True) -> tuple[list[CallSpan], list[EndSpan]]:
+    scanned = scan(export_request([span.data for span in spans], {}), lambda _: True, contents=contents)
+    assert not scanned.corrupt
+    assert not scanned.foreign
+    found = [span for _, span in scanned.spans]
+    return [span for span in found if isinstance(span, CallSpan)], [span for span in found if isinstance(span, EndSpan)]
+
+
+def without_contents(record: CallRecord) -> CallRecord:
+    choices = tuple(dataclasses.replace(choice, message=None, text=None) for choice in record.choices)
+    return dataclasses.replace(record, messages=(), tools=None, choices=choices)
+
+
+def decoded(spans: list[EncodedSpan], contents: bool = True) -> list[Any]:
+    records = decode_calls(read(spans, contents)[0])
+    return [plain(dataclasses.replace(record, messages_shared=0)) for record in records]
+
+
+@settings(max_examples=50, deadline=None)
+@given(attempts(), st.booleans(), st.booleans())
+def test_calls_come_back_as_they_were(calls: list[CallRecord], recorded: bool, contents: bool) -> None:
+    spans = encoded(calls, identity(), record_contents=recorded)
+    wanted = sorted(calls, key=lambda record: record.seq)
+    if not (recorded and contents):
+        wanted = [without_contents(record) for record in wanted]
+    assert decoded(spans, contents) == [plain(record) for record in wanted]
+
+
+def test_an_end_record_comes_back_as_it_was() -> None:
+    record = end(3, [b"x" * 32], outcome="TimedOut", reason="ran 60 s", reward=None, exit_code=-9)
+    ((span,)) = read([encode_end(record)])[1]
+    assert span.record == record
+
+
+def test_without_contents_no_word_of_the_agent_is_written() -> None:
+    secret = "hush-hush"
+    record = call(
+        messages=({"role": "user", "content": secret},),
+        tools=({"type": "function", "function": {"name": secret}},),
+        choices=(ChoiceRecord(0, int32(1), finish_reason="stop", message={"role": "assistant", "content": secret}),),
+    )
+    other = call(2, api="completions", choices=(ChoiceRecord(0, text=secret),))
+    for spans in ([record, other], [other, record]):
+        written = b"".join(span.data for span in encoded(spans, identity(), record_contents=False))
+        ended = encode_end(end(1, [], output=secret), record_contents=False).data
+        for data in (written, ended, *_payloads(written)):
+            assert secret.encode() not in data
+
+
+def _payloads(spans: bytes) -> list[bytes]:
+    """Everything in the spans that is base64, decoded."""
+    found = []
+    for piece in spans.split(b"kitestring.payload")[1:]:
+        start = piece.index(b"r") + 1
+        run = piece[start:]
+        size = next((at for at, byte in enumerate(run) if not (chr(byte).isalnum() or byte in b"+/=")), len(run))
+        found.append(base64.b64decode(run[: size - size % 4]))
+    assert found
+    return found
+
+
+def test_a_conversation_costs_what_is_new_in_it() -> None:
+    rng = np.random.default_rng(0)
+    prompt, calls = rng.integers(0, 150_000, 2000, dtype=np.int32), []
+    messages: tuple[dict[str, Any], ...] = ({"role": "user", "content": "x" * 5000},)
+    for seq in range(1, 21):
+        reply = rng.integers(0, 150_000, 50, dtype=np.int32)
+        calls.append(call(seq, prompt_token_ids=prompt, choices=(ChoiceRecord(0, reply),), messages=messages))
+        prompt = np.concatenate([prompt, reply, rng.integers(0, 150_000, 30, dtype=np.int32)])
+        messages = (*messages, {"role": "assistant", "content": "a"}, {"role": "user", "content": f"and {seq}?"})
+    sizes = [len(span.data) for span in encoded(calls, identity())]
+    assert sizes[0] > 5000 + 2000 * 4 / 2
+    assert max(sizes[1:20]) < 3500
+
+
+def test_interleaved_conversations_are_told_apart() -> None:
+    calls, conversations = [], [list(range(agent * 1000, agent * 1000 + 900)) for agent in range(4)]
+    for seq in range(1, 17):
+        ids = conversations[seq % 4]
+        ids.append(seq)
+        calls.append(
+            call(seq, prompt_token_ids=int32(*ids), choices=(), messages=({"role": "user", "content": str(seq % 4)},))
+        )
+    spans = encoded(calls, identity())
+    heads = [codec.unpack(span.payload)[0]["prompt"] for span in read(spans)[0]]
+    assert [head["base"] for head in heads] == [0] * 4 + list(range(1, 13))
+    assert [head["count"] - head["shared"] for head in heads[4:]] == [1] * 12
+
+
+def test_decoding_a_long_conversation_is_not_recursive() -> None:
+    calls = [call(seq, prompt_token_ids=np.arange(seq + 1, dtype=np.int32), choices=()) for seq in range(1, 1200)]
+    assert len(decoded(encoded(calls, identity()))) == 1199
+
+
+def test_a_record_that_contradicts_itself_is_refused() -> None:
+    encoder = CallEncoder(identity())
+    one = ChoiceRecord(0, int32(1, 2), np.zeros(1, dtype=np.float32))
+    gap = ChoiceRecord(0, int32(1, 2), versions=(VersionSpan("1.0", 1, 2),))
+    short = ChoiceRecord(0, int32(1, 2), versions=(VersionSpan("1.0", 0, 1),))
+    for choice, said in ((one, "2 token ids but 1 logprobs"), (gap, "gap at token 0"), (short, "cover 1 of 2")):
+        with pytest.raises(ValueError, match=said):
+            encoder.encode(call(choices=(choice,)))
+    with pytest.raises(ValueError, match="belongs to attempt"):
+        encoder.encode(call(identity=identity(2)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_payload_that_is_not_one_is_refused(data: st.DataObject) -> None:
+    head = {"a": 1}
+    good = codec.pack(head, [b"\0\0\0\0" * data.draw(st.sampled_from([1, 1000]))])
+    bad = data.draw(
+        st.text(max_size=20)
+        | st.binary(max_size=50).map(lambda raw: "r" + base64.b64encode(raw).decode())
+        | st.binary(max_size=50).map(lambda raw: "z" + base64.b64encode(raw).decode())
+        | st.integers(0, len(good) - 1).map(lambda size: good[:size])
+    )
+    for decode in (decode_end, lambda text: decode_calls([CallSpan("e", 1, b"", text, None)])):
+        with pytest.raises(PayloadCorrupt):
+            decode(bad)
+
+
+def test_altered_contents_are_noticed() -> None:
+    ((span,)) = read(encoded([call()], identity()))[0]
+    assert span.contents is not None
+    contents = {name: text.replace("2+1", "2+9") for name, text in span.contents.items()}
+    assert contents != span.contents
+    with pytest.raises(PayloadCorrupt, match="contents of call 1"):
+        decode_calls([dataclasses.replace(span, contents=contents)])
+    stripped = {name: text for name, text in span.contents.items() if "input" not in name}
+    (record,) = decode_calls([dataclasses.replace(span, contents=stripped)])
+    assert record.messages == ()
+
+
+def test_numbers_that_no_attribute_can_hold() -> None:
+    record = call(sampling={"seed": 2**64 - 1, "max_tokens": True, "temperature": 1})
+    (back,) = decode_calls(read(encoded([record], identity()))[0])
+    assert back.sampling == record.sampling
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
+def test_shared_ids(first: list[int], second: list[int]) -> None:
+    expected = next(
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    assert codec.shared_ids(int32(*first).tobytes(), int32(*second).tobytes()) == expected
