@@ -17,7 +17,6 @@ from kitestring_rollout.storage import (
     ObjectStore,
     S3StoreConfig,
     StoreUnavailable,
-    directory_store,
     open_store,
 )
 
@@ -55,7 +54,7 @@ def test_a_write_that_fails_leaves_the_old_object_and_no_scratch(
     def fail(descriptor: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(directory_store.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StoreUnavailable, match=os.strerror(code)):
         store.put("a/b", b"new")
     monkeypatch.undo()
@@ -123,7 +122,7 @@ def test_listing_after_a_key_opens_no_older_folder(tmp_path: Path, monkeypatch: 
         opened.append(str(Path(path).relative_to(tmp_path / "store")))
         return scandir(path)
 
-    monkeypatch.setattr(directory_store.os, "scandir", counted)
+    monkeypatch.setattr(os, "scandir", counted)
     found = [info.key for info in store.list("traces/", "traces/20260104/0001/a")]
     assert found == ["traces/20260104/0001/x", "traces/20260104/0002/x"]
     assert opened == ["traces", "traces/20260104", "traces/20260104/0001", "traces/20260104/0002"]

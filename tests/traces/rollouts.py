@@ -185,10 +185,12 @@ def attempts(draw: st.DrawFn, max_calls: int = 5) -> list[CallRecord]:
     calls: list[CallRecord] = []
     for seq in order:
         prompt, said = draw(ids), tuple(draw(st.lists(messages, max_size=3)))
-        if calls and draw(st.booleans()):
+        goes_on: bool = draw(st.booleans())
+        if calls and goes_on:
             earlier = draw(st.sampled_from(calls))
             kept = draw(st.integers(0, len(earlier.prompt_token_ids)))
-            reply = earlier.choices[0].token_ids if earlier.choices and draw(st.booleans()) else prompt[:0]
+            replied: bool = draw(st.booleans())
+            reply = earlier.choices[0].token_ids if earlier.choices and replied else prompt[:0]
             prompt = np.concatenate([earlier.prompt_token_ids[:kept], reply, prompt]).astype(np.int32)
             said = (*earlier.messages[: draw(st.integers(0, len(earlier.messages)))], *said)
         replies = tuple(draw(choices(index)) for index in range(draw(st.integers(0, 3))))
