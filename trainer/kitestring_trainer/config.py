@@ -12,7 +12,7 @@ from kitestring_api.v1alpha1.policies import Policy
 from kitestring_rollout.protocol.gateway_admin import AttemptLimits, RewardRule
 from kitestring_rollout.storage import StoreConfig
 from kitestring_trainer.errors import UserMistakeError
-from kitestring_trainer.queue.service import QueueRules
+from kitestring_trainer.queue.rollouts import QueueRules
 from kitestring_trainer.queue.state import Tries
 from kitestring_trainer.tasks import TaskFields
 

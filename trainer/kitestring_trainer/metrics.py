@@ -12,7 +12,7 @@ import orjson
 from kitestring_rollout.protocol.run_status import ValidationResult
 from kitestring_trainer.commits import StepCommit
 from kitestring_trainer.learner import UpdateMetrics
-from kitestring_trainer.queue.service import RolloutResult
+from kitestring_trainer.queue.rollouts import RolloutResult
 from kitestring_trainer.samples.batches import Samples
 
 

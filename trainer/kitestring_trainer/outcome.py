@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kitestring_api.names import CLASS_INFRASTRUCTURE, CLASS_INVALID_TASK
 from kitestring_trainer.commits import CommittedRollout
-from kitestring_trainer.queue.service import RolloutResult
+from kitestring_trainer.queue.rollouts import RolloutResult
 from kitestring_trainer.samples.batches import EXCLUDED_GROUP
 
 

@@ -11,7 +11,7 @@ from kitestring_trainer.commits import CommittedRollout, StepCommit
 from kitestring_trainer.errors import RunFailedError
 from kitestring_trainer.plan import StepPlan
 from kitestring_trainer.queue.proofs import Proof
-from kitestring_trainer.queue.service import Restored
+from kitestring_trainer.queue.rollouts import Restored
 from kitestring_trainer.queue.state import Ending, Final, Tries, replay
 from kitestring_trainer.queue.verdict import judge, stale_version
 

@@ -33,7 +33,7 @@ from kitestring_trainer.metrics import (
 )
 from kitestring_trainer.outcome import committed_rollouts, commonest_reason
 from kitestring_trainer.plan import StepPlan, plan_training_step, plan_validation
-from kitestring_trainer.queue.service import Restored, RolloutResult
+from kitestring_trainer.queue.rollouts import Restored, RolloutResult
 from kitestring_trainer.queue.thread import QueueThread
 from kitestring_trainer.restoring import Archive, recommitted, remains
 from kitestring_trainer.samples.batches import SampleRules, ScoredRollout, make_samples

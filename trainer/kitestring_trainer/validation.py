@@ -9,7 +9,7 @@ from kitestring_api.names import MODE_VALIDATION_GREEDY, MODE_VALIDATION_SAMPLED
 from kitestring_api.v1alpha1.schedule import Validation
 from kitestring_rollout.protocol.run_status import ValidationResult
 from kitestring_trainer.commits import StepCommit
-from kitestring_trainer.queue.service import RolloutResult
+from kitestring_trainer.queue.rollouts import RolloutResult
 
 ValidationMode = Literal["validation-greedy", "validation-sampled"]
 

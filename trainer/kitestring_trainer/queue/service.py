@@ -14,24 +14,16 @@ from typing import Any, TypeVar
 import uuid_utils
 
 from kitestring_api.names import CLASS_INFRASTRUCTURE, CLASS_INVALID_TASK
-from kitestring_rollout.protocol.gateway_admin import AttemptLimits, OpenAttempt, RewardRule
+from kitestring_rollout.protocol.gateway_admin import OpenAttempt
 from kitestring_rollout.protocol.queue import Finish, FinishReply, Lease
 from kitestring_trainer.errors import RunFailedError, UserMistakeError
 from kitestring_trainer.plan import PlannedGroup, StepPlan
-from kitestring_trainer.queue.closing import Closed, Scorer, close_attempt
+from kitestring_trainer.queue.closing import Scorer, close_attempt
 from kitestring_trainer.queue.gateways import Gateways, NoGatewayError
 from kitestring_trainer.queue.proofs import Disproof, Proof, ProofWatch
-from kitestring_trainer.queue.state import (
-    AttemptClosedError,
-    Ending,
-    Entry,
-    Final,
-    Phase,
-    Place,
-    QueueState,
-    Tries,
-    final_of,
-)
+from kitestring_trainer.queue.rollouts import QueueRules, Restored, RolloutResult
+from kitestring_trainer.queue.settlement import Settlements
+from kitestring_trainer.queue.state import AttemptClosedError, Ending, Entry, Phase, QueueState, final_of
 from kitestring_trainer.queue.verdict import judge
 from kitestring_trainer.tasks import TaskSet
 
@@ -43,65 +35,17 @@ class QueueClosedError(Exception):
     """The run has ended: executors end too (410)."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRules:
-    """What of the run and its pool the queue needs. Times in seconds."""
-
-    run: str
-    model: str
-    limits: AttemptLimits
-    reward: RewardRule
-    deadline_seconds: float
-    tries: Tries
-    lease_seconds: float = 30.0
-    proof_seconds: float = 30.0
-    """How long the proof of an ended attempt is awaited while the trace store can be read."""
-    overtime_seconds: float = 60.0
-    """How far past its deadline an agent is left to its executor; then the queue ends the lease."""
-    reopen_seconds: float = 0.5
-    """Wait before an attempt is opened again after no gateway could."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What is known of a rollout from before a restart."""
-
-    counts: Counter[str]
-    final: Final | None
-    proof: Proof | None
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutResult:
-    """A rollout that has ended. `proof` is that of its last attempt, when it was proven complete."""
-
-    rollout: str
-    group: str
-    task: int
-    final: Final
-    proof: Proof | None
-
-
 @dataclass(slots=True)
 class _Running:
     """A plan in progress."""
 
     plan: StepPlan
+    entries: list[Entry]
     tasks: TaskSet
     accepted: Callable[[str], bool] | None
     left: int
     proofs: dict[str, Proof]
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-@dataclass(slots=True)
-class _Closing:
-    """An attempt between its agent's end and its settlement."""
-
-    entry: Entry
-    closed: Closed | None = None
-    proof: Proof | Disproof | None = None
-    proving_since: float = 0.0
 
 
 class RolloutQueue:
@@ -122,7 +66,6 @@ class RolloutQueue:
         )
         self._plans: dict[str, _Running] = {}
         self._of_rollout: dict[str, _Running] = {}
-        self._closings: dict[str, _Closing] = {}
         self._finishing: dict[str, asyncio.Task[FinishReply]] = {}
         self._changed = asyncio.Condition()
         self._background: set[asyncio.Task[Any]] = set()
@@ -133,6 +76,7 @@ class RolloutQueue:
         self.retried = 0
         """Attempts after a rollout's first, whole run."""
         self._watch = make_watch(self)
+        self._settlements = Settlements(self._watch, self._settle, rules.proof_seconds)
         self._ticker = self._loop.create_task(self._tick(), name="queue-ticker")
 
     # --- the trainer's side ---
@@ -159,7 +103,7 @@ class RolloutQueue:
         ]
         proofs = {rollout: before.proof for rollout, before in known.items() if before.proof is not None}
         left = sum(entry.phase is not Phase.FINAL for entry in entries)
-        running = _Running(plan, tasks, accepted, left, proofs)
+        running = _Running(plan, entries, tasks, accepted, left, proofs)
         self._plans[plan.name] = running
         self._of_rollout.update((entry.rollout, running) for entry in entries)
         self._state.add(entries)
@@ -172,12 +116,12 @@ class RolloutQueue:
         return [_result(entry, running) for entry in entries]
 
     def _remove(self, running: _Running) -> None:
-        self._plans.pop(running.plan.name, None)
-        for entry in self._state.remove(running.plan.rollouts):
-            self._of_rollout.pop(entry.rollout, None)
-        for attempt, closing in list(self._closings.items()):
-            if closing.entry.rollout not in self._of_rollout:
-                self._drop_closing(attempt)
+        del self._plans[running.plan.name]
+        for entry in running.entries:
+            if entry.attempt is not None:
+                self._settlements.drop(entry.attempt)
+            del self._of_rollout[entry.rollout]
+        self._state.remove(running.plan.rollouts)
 
     async def close(self) -> None:
         """End the run: every executor is told (410), attempts in progress are left without an end."""
@@ -337,8 +281,7 @@ class RolloutQueue:
         running = self._of_rollout.get(entry.rollout)
         if attempt is None or place is None or running is None:
             raise AttemptClosedError(attempt or entry.rollout)
-        closing = self._closings[attempt] = _Closing(entry)
-        self._watch.expect(attempt)
+        self._settlements.begin(attempt)
         try:
             closed = await close_attempt(
                 self._gateways,
@@ -354,70 +297,39 @@ class RolloutQueue:
             raise AttemptClosedError(attempt) from error
         finally:
             self._gateways.released(place)
-        counts_before = Counter(entry.counts)
-        self._after_close(attempt, closing, closed)
-        counts_before[closed.klass] += 1
-        retry = not self.rules.tries.exhausted(counts_before, closed.klass)
+        if not self._state.closed(attempt):  # its plan is gone
+            self._settlements.drop(attempt)
+            raise AttemptClosedError(attempt)
+        counts = Counter(entry.counts) + Counter([closed.klass])
+        self._settlements.closed(attempt, closed)
+        retry = not self.rules.tries.exhausted(counts, closed.klass)
         return FinishReply(outcome=closed.klass, reward=closed.reward, retry=retry)
 
-    def _after_close(self, attempt: str, closing: _Closing, closed: Closed) -> None:
-        if not self._state.closed(attempt):
-            self._drop_closing(attempt)
-            return
-        closing.closed = closed
-        closing.proving_since = time.monotonic()
-        if not closed.provable:
-            self._settle(attempt, Ending(closed.klass, closed.reason), None)
-        elif closing.proof is not None:
-            self._proven(attempt, closing)
-
-    def proof_found(self, item: Proof | Disproof) -> None:
-        """From the proof watch's thread."""
-        self._loop.call_soon_threadsafe(self._on_proof, item)
-
-    def watch_broke(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self.fail, error)
-
-    def _on_proof(self, item: Proof | Disproof) -> None:
-        closing = self._closings.get(item.attempt)
-        if closing is None:
-            return
-        closing.proof = item
-        if closing.closed is not None:
-            self._proven(item.attempt, closing)
-
-    def _proven(self, attempt: str, closing: _Closing) -> None:
-        proof, closed = closing.proof, closing.closed
-        assert proof is not None and closed is not None
-        if isinstance(proof, Disproof):
-            self._settle(attempt, Ending(CLASS_INFRASTRUCTURE, f"trace lost: {proof.reason}"), None)
-        elif (proof.end.n_calls, proof.end.digest) != (closed.n_calls, closed.digest):
-            reason = "trace lost: its end record is not the one that the gateway confirmed"
-            self._settle(attempt, Ending(CLASS_INFRASTRUCTURE, reason), None)
-        else:
-            running = self._of_rollout[closing.entry.rollout]
-            self._settle(attempt, judge(proof.end, proof.calls, running.accepted), proof)
-
-    def _settle(self, attempt: str, ending: Ending, proof: Proof | None) -> None:
-        self._drop_closing(attempt)
-        entry = self._state.settle(attempt, ending)
+    def _settle(self, attempt: str, settled: Proof | Ending) -> None:
+        entry = self._state.of_attempt(attempt)
         if entry is None:
             return
+        running = self._of_rollout[entry.rollout]
+        ending = judge(settled.end, settled.calls, running.accepted) if isinstance(settled, Proof) else settled
+        self._state.settle(attempt, ending)
         if ending.klass == CLASS_INFRASTRUCTURE:
             logger.warning("attempt %s of %s: %s", attempt, entry.rollout, ending.reason)
         if entry.final is None:
             self.spawn(self._notify())
             return
-        running = self._of_rollout[entry.rollout]
-        if proof is not None:
-            running.proofs[entry.rollout] = proof
+        if isinstance(settled, Proof):
+            running.proofs[entry.rollout] = settled
         running.left -= 1
         if running.left == 0 and not running.done.done():
             running.done.set_result(None)
 
-    def _drop_closing(self, attempt: str) -> None:
-        if self._closings.pop(attempt, None) is not None:
-            self._watch.drop(attempt)
+    def proof_found(self, item: Proof | Disproof) -> None:
+        """From the proof watch's thread."""
+        self._loop.call_soon_threadsafe(self._settlements.found, item)
+
+    def watch_broke(self, error: BaseException) -> None:
+        """From the proof watch's thread."""
+        self._loop.call_soon_threadsafe(self.fail, error)
 
     # --- time ---
 
@@ -431,22 +343,11 @@ class RolloutQueue:
                 for entry in self._state.expire(now):
                     logger.warning("executor %s lost: the lease of %s expired", entry.executor, entry.rollout)
                     self.spawn(self._close(entry, None))
-                self._give_up_proofs(now)
+                self._settlements.give_up()
                 if self._state.waiting(now):
                     await self._notify()
         except Exception as error:  # noqa: BLE001  the task's boundary: the run ends with this error
             self.fail(error)
-
-    def _give_up_proofs(self, now: float) -> None:
-        """An ended attempt whose records do not appear although the store can be read is lost."""
-        readable = self._watch.read_since
-        if readable is None:
-            return
-        for attempt, closing in list(self._closings.items()):
-            if closing.closed is None or now - max(closing.proving_since, readable) < self.rules.proof_seconds:
-                continue
-            reason = f"trace lost: no proof within {self.rules.proof_seconds:g} s of its end"
-            self._settle(attempt, Ending(CLASS_INFRASTRUCTURE, reason), None)
 
     # --- inside ---
 
@@ -492,6 +393,3 @@ def _entry(plan: StepPlan, group: PlannedGroup, rollout: str, problem: str | Non
 def _result(entry: Entry, running: _Running) -> RolloutResult:
     assert entry.final is not None
     return RolloutResult(entry.rollout, entry.group, entry.task, entry.final, running.proofs.get(entry.rollout))
-
-
-__all__ = ["Place", "QueueClosedError", "QueueRules", "Restored", "RolloutQueue", "RolloutResult"]

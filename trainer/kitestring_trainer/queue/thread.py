@@ -18,8 +18,9 @@ from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.queue.closing import Scorer
 from kitestring_trainer.queue.gateways import Gateways, GatewayTimes
 from kitestring_trainer.queue.proofs import ProofSource, ProofWatch
+from kitestring_trainer.queue.rollouts import QueueRules
 from kitestring_trainer.queue.server import QueueServer
-from kitestring_trainer.queue.service import QueueRules, RolloutQueue
+from kitestring_trainer.queue.service import RolloutQueue
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
