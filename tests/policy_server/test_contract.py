@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUESTION, TOOLS, Endpoint
+from policy_endpoint import QUESTION, TOOLS, Endpoint
 from tiny_policy import TOOL_CALL
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 EXACT = {"return_token_ids": True, "logprobs": True}
 """What the gateway adds to a chat request of a training run."""
+GENERATED = "vllm:generation_tokens_total"
 
 
 @lru_cache
@@ -345,7 +346,7 @@ async def test_context_overflow_is_400_and_names_the_limit(endpoint: Endpoint) -
     messages = [{"role": "user", "content": "12 " * most}]
     for body in (
         {"messages": messages},
-        {"messages": QUESTION, "max_tokens": most},
+        {"messages": QUESTION, "max_tokens": most + 1},
     ):
         reply = await endpoint.post("/v1/chat/completions", {"model": "policy", **body})
         assert reply.status == 400, reply
@@ -353,6 +354,12 @@ async def test_context_overflow_is_400_and_names_the_limit(endpoint: Endpoint) -
     reply = await endpoint.post("/v1/completions", {"model": "policy", "prompt": [1] * (most + 5), "max_tokens": 1})
     assert reply.status == 400, reply
     assert str(most) in _error(reply.body, 400)
+
+
+async def test_what_is_left_of_the_context_bounds_a_reply(endpoint: Endpoint) -> None:
+    body = await endpoint.chat(max_tokens=endpoint.max_model_len, ignore_eos=True)
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["total_tokens"] == endpoint.max_model_len
 
 
 @pytest.mark.parametrize(
@@ -382,15 +389,19 @@ async def test_bad_json_is_400(endpoint: Endpoint) -> None:
 
 
 async def test_a_client_that_goes_away_aborts_the_generation(endpoint: Endpoint) -> None:
-    asked = {"messages": QUESTION, "max_tokens": 200, "ignore_eos": True}
-    async with contextlib.aclosing(endpoint.events("/v1/chat/completions", asked)) as events:
+    asked = {"max_tokens": 220, "ignore_eos": True}
+    before = await endpoint.metric(GENERATED)
+    async with contextlib.aclosing(endpoint.events("/v1/chat/completions", {"messages": QUESTION, **asked})) as events:
         async for _ in events:
             break
-    await endpoint.until("vllm:num_requests_running", 0)
+    await endpoint.until("vllm:num_requests_running", lambda running: running == 0)
+    assert await endpoint.metric(GENERATED) < before + 220
+    before = await endpoint.metric(GENERATED)
     request = asyncio.ensure_future(endpoint.chat(**asked))
-    await endpoint.until("vllm:num_requests_running", 1)
+    await endpoint.until(GENERATED, lambda generated: generated > before)
     request.cancel()
-    await endpoint.until("vllm:num_requests_running", 0)
+    await endpoint.until("vllm:num_requests_running", lambda running: running == 0)
+    assert await endpoint.metric(GENERATED) < before + 220
 
 
 async def test_pause_keep_freezes_and_resume_goes_on(endpoint: Endpoint) -> None:
@@ -404,11 +415,11 @@ async def test_pause_keep_freezes_and_resume_goes_on(endpoint: Endpoint) -> None
         assert (await endpoint.post("/pause?mode=keep")).status == 200
         try:
             assert (await endpoint.get("/is_paused")).body == {"is_paused": True}
-            generated = await endpoint.metric("vllm:generation_tokens_total")
+            generated = await endpoint.metric(GENERATED)
             waiting = asyncio.ensure_future(endpoint.chat(max_tokens=2, ignore_eos=True))
             done, _ = await asyncio.wait([waiting], timeout=0.3)
             assert not done
-            assert await endpoint.metric("vllm:generation_tokens_total") == generated
+            assert await endpoint.metric(GENERATED) == generated
         finally:
             assert (await endpoint.post("/resume")).status == 200
         assert (await endpoint.get("/is_paused")).body == {"is_paused": False}
@@ -424,8 +435,9 @@ async def test_pause_keep_freezes_and_resume_goes_on(endpoint: Endpoint) -> None
 
 
 async def test_pause_abort_ends_what_runs(endpoint: Endpoint) -> None:
+    before = await endpoint.metric(GENERATED)
     request = asyncio.ensure_future(endpoint.chat(max_tokens=220, ignore_eos=True, return_token_ids=True))
-    await endpoint.until("vllm:num_requests_running", 1)
+    await endpoint.until(GENERATED, lambda generated: generated > before)
     assert (await endpoint.post("/pause?mode=abort")).status == 200
     try:
         body = await request
@@ -436,8 +448,9 @@ async def test_pause_abort_ends_what_runs(endpoint: Endpoint) -> None:
 
 
 async def test_pause_wait_finishes_what_runs(endpoint: Endpoint) -> None:
+    before = await endpoint.metric(GENERATED)
     request = asyncio.ensure_future(endpoint.chat(max_tokens=100, ignore_eos=True, return_token_ids=True))
-    await endpoint.until("vllm:num_requests_running", 1)
+    await endpoint.until(GENERATED, lambda generated: generated > before)
     assert (await endpoint.post("/pause?mode=wait")).status == 200
     try:
         assert await endpoint.metric("vllm:num_requests_running") == 0

@@ -1,10 +1,12 @@
 """A tiny Llama with a byte-level tokenizer and a ChatML template: an ordinary Hugging Face folder, made in a second.
 
-Its weights are random but for one habit: at the start of a reply it likes to say TOOL_CALL, and then says it to the end.
+Its weights are random but for one habit: at the start of a reply it likes to say TOOL_CALL, and then says it to the
+end.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -95,5 +97,5 @@ def _teach(model: object, script: list[int]) -> None:
     embedding, head = model.model.embed_tokens.weight, model.lm_head.weight  # type: ignore[attr-defined]
     directions = torch.nn.functional.normalize(embedding.detach(), dim=1)
     with torch.no_grad():
-        for place, (token, follower) in enumerate(zip(script, script[1:], strict=False)):
+        for place, (token, follower) in enumerate(itertools.pairwise(script)):
             head[follower] += directions[token] * (7.5 if place == 0 else 25.0) / _HIDDEN**0.5

@@ -1,7 +1,8 @@
 """Run the policy servers' contract suite against the real vLLM on this machine's CPUs (`make test-vllm`).
 
-Builds vLLM's own environment once, below the user's cache folder (it excludes ours: other pins of transformers), serves a tiny
-policy with it, runs the suite with KITESTRING_VLLM_URL set, and ends the server. Arguments are passed on to pytest.
+Builds vLLM's own environment once, below the user's cache folder (it excludes ours: other pins of transformers),
+serves a tiny policy with it, runs the suite with KITESTRING_VLLM_URL set, and ends the server. Arguments are passed
+on to pytest.
 """
 
 from __future__ import annotations
@@ -91,7 +92,14 @@ def serve(python: Path, model: Path, log: Path) -> tuple[subprocess.Popen[bytes]
     words = [word for option in options.items() for word in option]
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--enable-auto-tool-choice", *words],
+            [
+                str(python),
+                "-m",
+                "vllm.entrypoints.openai.api_server",
+                "--enforce-eager",
+                "--enable-auto-tool-choice",
+                *words,
+            ],
             env={**os.environ, **settings},
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kitestring_trainer.policy_server.attention import BATCH_ARGUMENT, IMPLEMENTATION, Batch, SlotCache, make_batch
@@ -60,15 +61,18 @@ def load_model(folder: Path, max_model_len: int | None) -> ServedModel:
         raise PolicyServerError(f"model folder {folder} has no config.json: not a Hugging Face model folder")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
             local_files_only=True,
             attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyServerError(f"model folder {folder} cannot be loaded: {error}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise PolicyServerError(f"model folder {folder} cannot be loaded: {' '.join(str(error).split())}") from error
+    if found["missing_keys"]:
+        raise PolicyServerError(f"model folder {folder} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}")
     limit = getattr(model.config, "max_position_embeddings", None)
     length = max_model_len or limit
     if length is None:
@@ -108,6 +112,8 @@ def _check(served: ServedModel) -> None:
         raise PolicyServerError(f"{name} cannot be served by the CPU policy server: {error!r}") from error
     finally:
         served.model.set_attn_implementation(IMPLEMENTATION)
+    if not theirs.isfinite().all():
+        raise PolicyServerError(f"{name} gives logprobs that are not finite: its weights are spoiled")
     difference = float((ours - theirs).abs().max())
     if not difference <= _CHECK_TOLERANCE:
         raise PolicyServerError(

@@ -130,7 +130,9 @@ def chat_request(body: Body, served: Served) -> GenerationRequest:
     """Check a body of POST /v1/chat/completions. Raises RequestRefused."""
     _check_common(body, served)
     tools = _tools(body, served)
-    template_variables = body.get("chat_template_kwargs") or {}
+    template_variables = body.get("chat_template_kwargs")
+    if template_variables is None:
+        template_variables = {}
     if not isinstance(template_variables, dict):
         raise RequestRefused("chat_template_kwargs must be an object", param="chat_template_kwargs")
     prompt = served.tokenizer.chat_prompt(
@@ -244,7 +246,10 @@ def _request(
 
 
 def _room(prompt: list[int], limit: int | None, served: Served) -> int:
-    """Tokens to generate at most; refuses what does not fit the context."""
+    """Tokens to generate at most: what was asked for, or what the context has left if that is less, as in vLLM.
+
+    Refuses a prompt that leaves no room, and a limit that no prompt could leave room for.
+    """
     most = served.max_model_len
     if not prompt:
         raise RequestRefused("the prompt is empty", param="prompt")
@@ -254,16 +259,13 @@ def _room(prompt: list[int], limit: int | None, served: Served) -> int:
             "tokens, which leaves no room for output. Please reduce the length of the input prompt.",
             param="input_tokens",
         )
-    if limit is None:
-        return most - len(prompt)
-    if len(prompt) + limit > most:
+    if limit is not None and limit > most:
         raise RequestRefused(
-            f"This model's maximum context length is {most} tokens. However, you requested {limit} output tokens and "
-            f"your prompt contains {len(prompt)} input tokens, {len(prompt) + limit} in total. Please reduce the "
-            "length of the input prompt or the number of requested output tokens.",
-            param="input_tokens",
+            f"This model's maximum context length is {most} tokens. However, you requested {limit} output tokens.",
+            param="max_tokens",
         )
-    return limit
+    room = most - len(prompt)
+    return room if limit is None else min(limit, room)
 
 
 def _prompts(body: Body, served: Served) -> list[list[int]]:

@@ -79,7 +79,8 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> ServedTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise PolicyServerError(f"model folder {folder} has no tokenizer that loads: {error}") from error
+        why = " ".join(str(error).split())
+        raise PolicyServerError(f"model folder {folder} has no tokenizer that loads: {why}") from error
     if not tokenizer.is_fast:
         raise PolicyServerError(f"model folder {folder} has no tokenizer.json, which the CPU policy server needs")
     try:
