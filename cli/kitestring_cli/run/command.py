@@ -20,6 +20,7 @@ from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
 from kitestring_cli.documents import Documents
 from kitestring_cli.run.configs import free_ports, part_configs, write_resolved
 from kitestring_cli.run.folder import RunFolder, create_run_folder, open_run_folder
+from kitestring_cli.run.metrics_tail import MetricsTail
 from kitestring_cli.run.resolution import LocalRun, UnresolvedError, resolve
 from kitestring_cli.run.status_client import StatusClient
 from kitestring_cli.run.supervisor import Part, PartFailedError, Supervisor
@@ -110,7 +111,7 @@ def _supervised(folder: RunFolder, view: View, began: float, *, resume: bool) ->
     try:
         with Supervisor() as supervisor, StatusClient(queue_url + ROUTE_RUN_STATUS, folder) as status:
             _start(supervisor, folder, resume=resume)
-            _watch(supervisor, status, view)
+            _watch(supervisor, status, MetricsTail(folder.metrics), view)
         return _finish(folder, view, began, None)
     except PartFailedError as error:
         view.note(str(error))
@@ -149,14 +150,18 @@ def _part(folder: RunFolder, name: str, *arguments: str, command: str | None = N
     return Part(name, (command or name, "--config", config, *arguments), folder.log(name), restartable)
 
 
-def _watch(supervisor: Supervisor, status: StatusClient, view: View) -> None:
+def _watch(supervisor: Supervisor, status: StatusClient, metrics: MetricsTail, view: View) -> None:
     """Until the trainer has ended. Raises PartFailedError when a part is beyond help."""
     while not supervisor.ended("trainer"):
         for event in supervisor.poll():
             view.note(event)
         if (current := status.read()) is not None:
             view.status(current)
+        for line in metrics.read():
+            view.step(line)
         time.sleep(LOOK_SECONDS)
+    for line in metrics.read():
+        view.step(line)
 
 
 def _finish(folder: RunFolder, view: View, began: float, failure: tuple[str, str] | None) -> int:

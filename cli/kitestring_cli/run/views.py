@@ -19,9 +19,10 @@ Output = Literal["auto", "plain", "json"]
 
 
 class View(Protocol):
-    """Where a run says how it goes. `status` comes every half second, `note` when something happened."""
+    """Where a run says how it goes: `status` several times a second, `step` once per line of the metrics file."""
 
     def note(self, text: str) -> None: ...
+    def step(self, line: Mapping[str, Any]) -> None: ...
     def status(self, status: RunStatus) -> None: ...
     def result(self, result: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
@@ -48,15 +49,26 @@ def validation_line(result: ValidationResult) -> str:
     return f"validation {when} ({how}): reward {figure(result.reward)} over {result.scored} of {result.rollouts}{tools}"
 
 
-def step_line(status: RunStatus) -> str:
-    counts = status.rollouts
-    failed = ", ".join(f"{name} {count}" for name, count in sorted(counts.classes.items()) if name != "Succeeded")
-    return (
-        f"step {status.step}/{status.steps}: reward {figure(status.reward)}, KL {figure(status.kl, 5)}, "
-        f"{figure(status.tokens_per_second, 0)} tokens/s, {counts.classes.get('Succeeded', 0)} rollouts succeeded"
-        + (f" ({failed})" if failed else "")
-        + (f", {status.eta_seconds:.0f} s left" if status.eta_seconds is not None else "")
-    )
+def step_line(line: Mapping[str, Any], steps: int) -> str:
+    """A step, from its line in the metrics file."""
+    failed = {name: count for name, count in line.get("rollouts_by_class", {}).items() if name != "Succeeded"}
+    seconds = line.get("seconds", {})
+    parts = [
+        f"step {line['step']}/{steps}: reward {figure(line.get('reward_mean'))}",
+        f"KL {figure(line.get('agreement_kl_k3_nats'), 5)}",
+        f"entropy {figure(line.get('entropy_nats'))}",
+        f"{figure(line.get('tokens_per_second'), 0)} tokens/s",
+        f"{line['rollouts_counted']} of {line['rollouts_planned']} rollouts count"
+        + (f" ({', '.join(f'{name} {count}' for name, count in sorted(failed.items()))})" if failed else ""),
+        "skipped" if line.get("skipped") else "",
+        f"{line['step_seconds']:.1f} s"
+        + (
+            f" ({', '.join(f'{name} {value:.1f}' for name, value in seconds.items() if value >= 0.05)})"
+            if seconds
+            else ""
+        ),
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 class PlainView:
@@ -64,25 +76,27 @@ class PlainView:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-        self._step_done = 0
-        self._reward: float | None = None
+        self._steps = 0
         self._validations = 0
         self._phase = ""
+        self._degraded = False
 
     def note(self, text: str) -> None:
         self._write(text)
 
+    def step(self, line: Mapping[str, Any]) -> None:
+        self._write(step_line(line, self._steps))
+
     def status(self, status: RunStatus) -> None:
+        self._steps = status.steps
         for result in status.validation[self._validations :]:
             self._write(validation_line(result))
         self._validations = len(status.validation)
         if status.phase == "Starting" and self._phase != status.phase:
             self._write("trainer starting")
-        if status.phase == "PushingWeights" and status.step != self._step_done and status.step > 0:
-            self._write(step_line(status))
-            self._step_done = status.step
-        if status.degraded:
+        if status.degraded and not self._degraded:
             self._write(f"degraded: {status.message}")
+        self._degraded = status.degraded
         self._phase = status.phase
 
     def result(self, result: Mapping[str, Any]) -> None:
@@ -97,6 +111,9 @@ class JsonView:
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        """Programs read the metrics file while the run goes on."""
 
     def status(self, status: RunStatus) -> None:
         """Programs read the metrics file while the run goes on."""
@@ -128,6 +145,9 @@ class LiveView:
 
     def note(self, text: str) -> None:
         self._plain.note(text)
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        self._plain.step(line)
 
     def status(self, status: RunStatus) -> None:
         done = max(0, status.step - (0 if status.phase in ("PushingWeights", "Finished") else 1))
