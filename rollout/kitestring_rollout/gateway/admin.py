@@ -111,6 +111,7 @@ class _Admin:
             attempt=Attempt(body, process.epoch, expires),
             identity=identity_of(body, process.epoch),
             token=sign(claims, process.token_key),
+            claims=claims,
             exporter=process.exporter,
             record_contents=process.config.record_contents,
         )

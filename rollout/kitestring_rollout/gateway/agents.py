@@ -15,12 +15,12 @@ from kitestring_rollout.gateway.calls import Calls
 from kitestring_rollout.gateway.errors import JSON_TYPE, Refusal
 from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.session import Session
-from kitestring_rollout.gateway.token import SCOPE_CALLS, SCOPE_REWARDS, SCOPE_SPANS, verify
+from kitestring_rollout.gateway.token import SCOPE_CALLS, SCOPE_REWARDS, SCOPE_SPANS, permit, verify
 from kitestring_rollout.traces.records import Api
 
 _log = logging.getLogger(__name__)
 
-TOKEN_PREFIX: Final = "/r/"
+ATTEMPT_PREFIX: Final = names.ROUTE_ATTEMPT.partition("{")[0]
 CALL_ROUTES: Final[dict[str, Api]] = {names.ROUTE_CHAT: "chat", names.ROUTE_COMPLETIONS: "completions"}
 SCOPES: Final[dict[tuple[str, str], str]] = {
     ("POST", names.ROUTE_CHAT): SCOPE_CALLS,
@@ -69,10 +69,11 @@ class Agents:
 
     def _session(self, token: str, scope: str) -> Session:
         process = self._process
-        claims = verify(token, process.token_key, now=time.time(), epoch=process.epoch, scope=scope)
-        session = process.registry.find(claims.attempt)
+        session = process.registry.find_token(token)
         if session is None:
+            verify(token, process.token_key, now=time.time(), epoch=process.epoch, scope=scope)
             raise Refusal(410, "attempt_closed", "the attempt has been closed")
+        permit(session.claims, now=time.time(), epoch=process.epoch, scope=scope)
         return session
 
     def _models(self, route: str) -> web.StreamResponse:
@@ -92,8 +93,8 @@ class Agents:
 def _split(request: web.BaseRequest) -> tuple[str, str]:
     """The token, of the path or of a header, and the route below the attempt's base URL."""
     path = request.path
-    if path.startswith(TOKEN_PREFIX):
-        token, slash, rest = path[len(TOKEN_PREFIX) :].partition("/")
+    if path.startswith(ATTEMPT_PREFIX):
+        token, slash, rest = path[len(ATTEMPT_PREFIX) :].partition("/")
         return token, slash + rest
     header = request.headers.get("Authorization", "")
     if header[:7].lower() == "bearer ":

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -22,10 +22,11 @@ from kitestring_rollout.gateway.capture import (
     strip_whole,
     trainable,
 )
-from kitestring_rollout.gateway.errors import JSON_TYPE, Refusal, error_body, normalised_error, upstream_failed
+from kitestring_rollout.gateway.errors import Refusal, error_body, normalised_error, upstream_failed
 from kitestring_rollout.gateway.holds import Gates
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.models import Model, Models
+from kitestring_rollout.gateway.ready import JSON_HEAD, STREAM_HEAD, ReadyResponse, flushing_transport
 from kitestring_rollout.gateway.request import CallRules, Prepared, prepare, read_body
 from kitestring_rollout.gateway.retries import Answer, Entry, ReplayMemory, body_key
 from kitestring_rollout.gateway.session import Session
@@ -35,8 +36,7 @@ from kitestring_rollout.traces.records import Api, CallRecord, Json
 
 _log = logging.getLogger(__name__)
 
-STREAM_TYPE: Final = "text/event-stream"
-STREAM_HEADERS: Final = {"Content-Type": STREAM_TYPE, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STREAM_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 MAX_LABEL: Final = 128
 AFTER_DONE_SECONDS: Final = 1.0
 
@@ -94,10 +94,8 @@ class Calls:
         raw = await request.read()
         attempt = session.attempt
         attempt.check_open()
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("calls are served in tasks")
-        session.tasks.add(task)
+        task = request.task
+        session.enter(task)
         call: _Call | None = None
         try:
             key = body_key(api, raw)
@@ -136,7 +134,7 @@ class Calls:
             task.uncancel()
             raise Refusal(410, "attempt_closed", "the attempt has been closed") from None
         finally:
-            session.tasks.discard(task)
+            session.leave(task)
 
     async def _repeat(
         self,
@@ -154,7 +152,8 @@ class Calls:
         answer = entry.answer
         if answer is None:
             return None
-        response = await _send(request, 200, answer.body, answer.content_type)
+        response = ReadyResponse(answer.head, answer.body)
+        await response.prepare(request)
         self._metrics.replayed.inc()
         if not entry.delivered:
             entry.delivered = True
@@ -217,19 +216,20 @@ class Calls:
         except aiohttp.ClientError as error:
             raise upstream_failed(f"the model server's reply broke off: {type(error).__name__}") from error
         try:
-            body = orjson.loads(raw)
+            body = _parsed(raw, call)
             if not isinstance(body, dict):
                 raise MalformedReply("the reply is not an object")
             call.capture.whole(body)
         except ValueError as error:  # of JSON or of shape
             raise upstream_failed(f"the model server's reply cannot be read: {error}", "upstream_malformed") from None
         strip_whole(body, call.prepared.asked, call.requested_model)
-        answer = Answer(JSON_TYPE, orjson.dumps(body))
+        answer = Answer(JSON_HEAD, orjson.dumps(body))
         call.finished = True
         call.entry.stop(answer)
         call.status = 200
         call.begun = True
-        response = await _send(request, 200, answer.body, answer.content_type)
+        response = ReadyResponse(answer.head, answer.body)
+        await response.prepare(request)
         call.delivered = True
         return response
 
@@ -238,7 +238,8 @@ class Calls:
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=200, headers=STREAM_HEADERS)
         response.enable_chunked_encoding()
-        await _prepare(request, response)
+        flushing_transport(request)
+        await response.prepare(request)
         call.status = 200
         call.begun = True
         parser = EventParser()
@@ -265,7 +266,7 @@ class Calls:
         if call.error is not None:
             return await self._break_stream(request, response, call)
         call.finished = True
-        call.entry.stop(Answer(STREAM_TYPE, b"".join((*call.sent, DONE_EVENT))))
+        call.entry.stop(Answer(STREAM_HEAD, b"".join((*call.sent, DONE_EVENT))))
         await response.write_eof(DONE_EVENT)
         call.delivered = True
         await _read_to_end(reply)
@@ -283,7 +284,7 @@ class Calls:
                 done = True
                 break
             try:
-                chunk: Json = orjson.loads(data)
+                chunk: Json = _parsed(data, call)
             except orjson.JSONDecodeError:
                 raise MalformedReply("an event is not JSON") from None
             if not isinstance(chunk, dict):
@@ -417,21 +418,13 @@ async def _read_to_end(reply: aiohttp.ClientResponse) -> None:
         reply.close()
 
 
-async def _send(request: web.BaseRequest, status: int, body: bytes, content_type: str) -> web.StreamResponse:
-    """Sends a whole answer; returns when the kernel has taken it, ConnectionResetError when the agent is gone."""
-    response = web.Response(body=body, status=status, headers={"Content-Type": content_type})
-    await _prepare(request, response)
-    await response.write_eof()
-    return response
-
-
-async def _prepare(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    transport = request.transport
-    if transport is None:
-        raise ConnectionResetError("the agent went away")
-    # Writing then waits until the kernel has taken everything: what is written counts as delivered.
-    transport.set_write_buffer_limits(high=0)
-    await response.prepare(request)
+def _parsed(raw: bytes, call: _Call) -> Any:
+    """JSON of a reply or chunk; a long list of prompt ids, unless the agent is to see it, goes its own way."""
+    if call.model.trained and not call.prepared.asked.token_ids:
+        raw, ids = call.session.prompts.cut(raw)
+        if ids is not None:
+            call.capture.prompt(ids)
+    return orjson.loads(raw)
 
 
 def _tokens(call: _Call, captured: Captured) -> tuple[int, int]:

@@ -73,6 +73,10 @@ class Capture:
         self._usage: Json | None = None
         self._id: str | None = None
 
+    def prompt(self, ids: TokenIds) -> None:
+        """The prompt's ids, where they were cut out of the reply before it was parsed."""
+        self._prompt_ids = ids
+
     def whole(self, reply: Json) -> None:
         self._head(reply)
         for raw in _choices_of(reply):
@@ -294,6 +298,8 @@ def _message(choice: _Choice) -> Json:
 
 def _ids(values: Any) -> TokenIds:
     """int32 [T], or empty when a server reports anything else than token ids."""
+    if isinstance(values, np.ndarray):
+        return values
     if not values or not isinstance(values, list):
         return NO_IDS
     try:

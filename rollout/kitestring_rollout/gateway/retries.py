@@ -27,7 +27,8 @@ def body_key(path: str, body: bytes) -> BodyKey:
 class Answer:
     """What an agent got, or would have got, for a call."""
 
-    content_type: str
+    head: bytes
+    """Start of the response, without length."""
     body: bytes
 
 

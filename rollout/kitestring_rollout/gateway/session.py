@@ -7,14 +7,17 @@ import time
 from dataclasses import dataclass, field, replace
 
 from kitestring_rollout.gateway.attempts import Attempt, State
+from kitestring_rollout.gateway.prompt_ids import PromptReader
 from kitestring_rollout.gateway.retries import Recent
+from kitestring_rollout.gateway.token import Claims
 from kitestring_rollout.protocol.gateway_admin import EndAttempt, EndedAttempt, FencedAttempt, OpenAttempt
 from kitestring_rollout.traces.codec import digest
 from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan, encode_end
 from kitestring_rollout.traces.exporter import GroupCommitExporter, SpanLost
 from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, EndRecord
 
-NANO = 1_000_000_000
+UNSEEN_ACKNOWLEDGEMENTS = 64
+"""A callback per span would cost more than a look at so many spans at a time."""
 
 
 def identity_of(opened: OpenAttempt, epoch: str) -> AttemptIdentity:
@@ -37,22 +40,36 @@ class Session:
     attempt: Attempt
     identity: AttemptIdentity
     token: str
+    claims: Claims
     exporter: GroupCommitExporter
     record_contents: bool
     opened_unix_nano: int = field(default_factory=time.time_ns)
-    tasks: set[asyncio.Task[object]] = field(default_factory=set)
-    """Handlers of calls: cancelled by the fence."""
     recent: Recent = field(default_factory=Recent)
     undelivered: dict[int, CallRecord] = field(default_factory=dict)
     """Finished calls whose reply did not reach the agent: a retry may still fetch it, the fence settles the rest."""
+    prompts: PromptReader = field(default_factory=PromptReader)
     _encoder: CallEncoder = field(init=False)
-    _pending: set[asyncio.Future[None]] = field(default_factory=set)
+    _calls: set[asyncio.Task[None]] = field(default_factory=set)
+    """Connections that are being served a call: cancelled by the fence."""
+    _idle: asyncio.Future[None] | None = None
+    _pending: list[asyncio.Future[None]] = field(default_factory=list)
+    _look_at: int = UNSEEN_ACKNOWLEDGEMENTS
     _fencing: asyncio.Task[FencedAttempt] | None = None
     _ending: asyncio.Task[EndedAttempt] | None = None
     _end_body: EndAttempt | None = None
 
     def __post_init__(self) -> None:
         self._encoder = CallEncoder(self.identity, record_contents=self.record_contents)
+
+    def enter(self, task: asyncio.Task[None]) -> None:
+        """A connection's task begins to serve a call."""
+        self._calls.add(task)
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        if self._idle is not None and not self._calls:
+            self._idle.set_result(None)
+            self._idle = None
 
     def record(self, record: CallRecord) -> None:
         """Settles a call: its span is encoded and on its way to the collector."""
@@ -66,17 +83,21 @@ class Session:
         if record is not None:
             self.record(replace(record, outcome="ok", error=None, status=200, ended_unix_nano=time.time_ns()))
 
-    def _submit(self, span: EncodedSpan, *, urgent: bool = False) -> asyncio.Future[None]:
-        future = self.exporter.submit(span, urgent=urgent)
-        self._pending.add(future)
-        future.add_done_callback(self._acknowledged)
-        return future
+    def _submit(self, span: EncodedSpan) -> None:
+        self._pending.append(self.exporter.submit(span))
+        if len(self._pending) >= self._look_at:
+            self._see_acknowledgements()
 
-    def _acknowledged(self, future: asyncio.Future[None]) -> None:
-        self._pending.discard(future)
-        problem = future.exception()
-        if problem is not None:
-            self.attempt.lose(str(problem))
+    def _see_acknowledgements(self) -> None:
+        """Takes note of the spans that are durable or lost by now."""
+        waiting = []
+        for future in self._pending:
+            if not future.done():
+                waiting.append(future)
+            elif (problem := future.exception()) is not None:
+                self.attempt.lose(str(problem))
+        self._pending = waiting
+        self._look_at = len(waiting) + UNSEEN_ACKNOWLEDGEMENTS
 
     async def fence(self) -> FencedAttempt:
         """No further call; those in flight are aborted; answers when every span is durable or lost. Idempotent."""
@@ -86,16 +107,18 @@ class Session:
         return await asyncio.shield(self._fencing)
 
     async def _fence(self) -> FencedAttempt:
-        while self.tasks:
-            for task in self.tasks:
+        if self._calls:
+            self._idle = asyncio.get_running_loop().create_future()
+            for task in self._calls:
                 task.cancel()
-            await asyncio.wait(self.tasks)
+            await self._idle
         for record in self.undelivered.values():
             self.record(record)
         self.undelivered.clear()
         self.attempt.finish_fence()
-        while self._pending:
+        if self._pending:
             await asyncio.wait(self._pending)
+            self._see_acknowledgements()
         attempt = self.attempt
         return FencedAttempt(
             attempt=self.identity.attempt,
@@ -163,7 +186,3 @@ class Session:
     @property
     def fenced(self) -> bool:
         return self.attempt.state in (State.FENCED, State.ENDED)
-
-    @property
-    def spans_pending(self) -> int:
-        return len(self._pending)

@@ -6,6 +6,7 @@ of a run shares it, so that a token of another process of the run is told apart 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
@@ -50,15 +51,25 @@ def sign(claims: Claims, key: bytes) -> str:
 
 
 def verify(token: str, key: bytes, *, now: float, epoch: str, scope: str) -> Claims:
-    """The claims of a token, or a Refusal: 401 forged, malformed or expired, 410 another epoch, 403 scope not held."""
+    """The claims of a token; Refusal 401 when it is forged or malformed, else as `permit`."""
     claims = _read(token, key)
+    permit(claims, now=now, epoch=epoch, scope=scope)
+    return claims
+
+
+def fingerprint(token: str) -> bytes:
+    """What a known token is looked up by: who guesses at tokens learns nothing from the time that it takes."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def permit(claims: Claims, *, now: float, epoch: str, scope: str) -> None:
+    """Refusal 401 expired, 410 another epoch, 403 scope not held."""
     if now >= claims.expires:
         raise Refusal(401, "token_expired", "the attempt's token has expired", kind="authentication_error")
     if claims.epoch != epoch:
         raise Refusal(410, "epoch_gone", "the gateway process of this attempt is gone; the attempt is lost")
     if scope not in claims.scopes:
         raise Refusal(403, "wrong_scope", f"the attempt's token does not permit {scope}", kind="permission_error")
-    return claims
 
 
 def _read(token: str, key: bytes) -> Claims:

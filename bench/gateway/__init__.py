@@ -1,0 +1,1 @@
+"""Gateway benchmark: throughput and latency beside a bare aiohttp hop, and streaming."""
