@@ -150,9 +150,9 @@ def test_altered_contents_are_noticed() -> None:
     contents = {name: text.replace("2+1", "2+9") for name, text in span.contents.items()}
     assert contents != span.contents
     with pytest.raises(PayloadCorrupt, match="contents of call 1"):
-        decode_calls([dataclasses.replace(span, contents=contents)])
+        decode_calls([span._replace(contents=contents)])
     stripped = {name: text for name, text in span.contents.items() if "input" not in name}
-    (record,) = decode_calls([dataclasses.replace(span, contents=stripped)])
+    (record,) = decode_calls([span._replace(contents=stripped)])
     assert record.messages == ()
 
 

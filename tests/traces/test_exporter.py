@@ -59,6 +59,15 @@ async def test_urgent_spans_take_the_waiting_ones_along() -> None:
         assert [one.name for one in stub.requests[0]] == ["patient", "urgent"]
 
 
+async def test_what_waits_can_be_hurried() -> None:
+    async with stub_collector() as stub, GroupCommitExporter(stub.url, linger_seconds=60) as exporter:
+        exporter.hurry()
+        futures = [exporter.submit(span("a")), exporter.submit(span("b"))]
+        exporter.hurry()
+        await asyncio.wait_for(asyncio.gather(*futures), 20)
+        assert len(stub.requests) == 1
+
+
 async def test_a_future_is_done_only_when_the_collector_has_answered() -> None:
     async with stub_collector() as stub, GroupCommitExporter(stub.url) as exporter:
         stub.gate.clear()

@@ -120,7 +120,7 @@ def _with_other_proof(data: bytes, field: int, value: str) -> bytes:
 
 def _is_what_was_written(attempt: AttemptSpans, calls: list[CallRecord]) -> None:
     """All that training reads; contents may be damaged, which decoding them would say."""
-    spans = [dataclasses.replace(span, contents=None) for span in proven(attempt).spans]
+    spans = [span._replace(contents=None) for span in proven(attempt).spans]
     for read, written in zip(decode_calls(spans), sorted(calls, key=lambda record: record.seq), strict=True):
         choices = tuple(dataclasses.replace(choice, message=None, text=None) for choice in written.choices)
         assert plain(read) == plain(dataclasses.replace(written, messages=(), tools=None, choices=choices))

@@ -79,9 +79,9 @@ class ArrayReader:
             raise PayloadCorrupt("the payload has bytes that belong to no array")
 
 
-def payload_sha256(kind: str, attempt: str, epoch: str, seq: int, payload: str) -> bytes:
+def payload_sha256(kind: str, trace_id: bytes, epoch: str, seq: int, payload: str) -> bytes:
     """Hash of a payload bound to its place: the same payload elsewhere has another hash. 32 bytes."""
-    return hashlib.sha256(f"{kind}:{attempt}:{epoch}:{seq}:{payload}".encode()).digest()
+    return hashlib.sha256(f"{kind}:{trace_id.hex()}:{epoch}:{seq}:{payload}".encode()).digest()
 
 
 def digest(hashes: Iterable[bytes]) -> str:

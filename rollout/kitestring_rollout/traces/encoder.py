@@ -71,7 +71,7 @@ class CallEncoder:
 
     def encode(self, record: CallRecord) -> EncodedSpan:
         """The span of a call; raises ValueError for a record that contradicts itself."""
-        if record.identity != self._identity:
+        if record.identity is not self._identity and record.identity != self._identity:
             raise ValueError(f"call {record.seq} belongs to attempt {record.attempt}, not {self._identity.attempt}")
         prompt = _packed(record.prompt_token_ids, "<i4")
         head, arrays = _call_head(record, prompt)
@@ -109,7 +109,7 @@ class CallEncoder:
                 "tools": "none" if record.tools is None else "new" if new_tools is not None else "base",
             }
         payload = codec.pack(head, [prompt[4 * base_shared :], *arrays])
-        hashed = codec.payload_sha256("c", record.attempt, record.epoch, record.seq, payload)
+        hashed = codec.payload_sha256("c", self._trace_id, record.epoch, record.seq, payload)
         attributes = span.attributes
         text_attribute(attributes, names.PROOF, f"{PROOF_FORMAT}:c:{record.epoch}:{record.seq}:{hashed.hex()}")
         text_attribute(attributes, names.PAYLOAD, payload)
@@ -166,7 +166,7 @@ def encode_end(record: EndRecord, *, record_contents: bool = True) -> EncodedSpa
     if record_contents:
         head["output"] = record.output
     payload = codec.pack(head, ())
-    hashed = codec.payload_sha256("e", record.attempt, record.epoch, 0, payload)
+    hashed = codec.payload_sha256("e", trace_id(record.attempt), record.epoch, 0, payload)
     span = Span(
         trace_id=trace_id(record.attempt),
         span_id=root_span_id(record.attempt),

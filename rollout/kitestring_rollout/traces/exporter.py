@@ -114,8 +114,7 @@ class GroupCommitExporter:
 
         `urgent` shortens the wait for company: someone waits for this acknowledgement.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counts.submitted += 1
         size = len(span.data)
         if self.pending_bytes + size > self._max_pending:
@@ -133,12 +132,20 @@ class GroupCommitExporter:
         batch.spans.append(span.data)
         batch.futures.append(future)
         batch.size += size
-        wait = self._urgent if urgent else self._linger
-        if self._timer is None or self._timer.when() > loop.time() + wait:
+        self._flush_within(self._urgent if urgent else self._linger)
+        return future
+
+    def hurry(self) -> None:
+        """Someone waits for spans that were submitted: send what waits as if it were urgent."""
+        if self._batch.spans:
+            self._flush_within(self._urgent)
+
+    def _flush_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + seconds:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_later(wait, self._flush)
-        return future
+            self._timer = loop.call_later(seconds, self._flush)
 
     def _flush(self) -> None:
         if self._timer is not None:

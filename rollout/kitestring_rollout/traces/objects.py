@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from uuid import UUID
 
 import zstandard
 from google.protobuf.message import DecodeError
@@ -45,37 +44,37 @@ def scan(data: bytes, wanted: Callable[[bytes], bool], *, contents: bool) -> Sca
     except DecodeError as error:
         raise ObjectUnreadable("it is not an OTLP ExportTraceServiceRequest") from error
     scanned = Scanned()
-    attempts: dict[bytes, str | None] = {}
+    decided: dict[bytes, bool] = {}
     for resource in request.resource_spans:
         for scope in resource.scope_spans:
             for span in scope.spans:
                 trace = span.trace_id
-                attempt = attempts.get(trace)
-                if attempt is None:
-                    if trace in attempts:
-                        continue
-                    attempt = str(UUID(bytes=trace)) if len(trace) == 16 and wanted(trace) else None
-                    attempts[trace] = attempt
-                    if attempt is None:
-                        continue
-                _scan_span(span, trace, attempt, contents, scanned)
+                take = decided.get(trace)
+                if take is None:
+                    take = decided[trace] = len(trace) == 16 and wanted(trace)
+                if take:
+                    _scan_span(span, trace, contents, scanned)
     return scanned
 
 
-def _scan_span(span: Span, trace: bytes, attempt: str, contents: bool, scanned: Scanned) -> None:
+def _scan_span(span: Span, trace: bytes, contents: bool, scanned: Scanned) -> None:
     attributes = span.attributes
-    if len(attributes) < 2 or attributes[0].key != names.PROOF or attributes[1].key != names.PAYLOAD:
+    if len(attributes) < 2:
         scanned.foreign += 1
         return
-    parts = attributes[0].value.string_value.split(":")
+    first, second = attributes[0], attributes[1]
+    if first.key != names.PROOF or second.key != names.PAYLOAD:
+        scanned.foreign += 1
+        return
+    parts = first.value.string_value.split(":")
     if len(parts) != 5 or parts[0] != PROOF_FORMAT:
         scanned.corrupt += 1
         return
     _, kind, epoch, number, claimed = parts
-    payload = attributes[1].value.string_value
+    payload = second.value.string_value
     try:
         seq = int(number)
-        hashed = payload_sha256(kind, attempt, epoch, seq, payload)
+        hashed = payload_sha256(kind, trace, epoch, seq, payload)
         if hashed.hex() != claimed:
             raise PayloadCorrupt("the payload is not what its hash says")
         if kind == "c" and seq > 0:

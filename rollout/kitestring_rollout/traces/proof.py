@@ -8,15 +8,14 @@ it to its attempt, epoch and number; so what is complete is exactly what the gat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kitestring_rollout.traces.codec import digest
 from kitestring_rollout.traces.records import EndRecord
 
 
-@dataclass(frozen=True, slots=True)
-class CallSpan:
-    """A call as it was read: proven in itself, not decoded."""
+class CallSpan(NamedTuple):
+    """A call as it was read: proven in itself, not decoded. (A tuple: there is one per call of a run.)"""
 
     epoch: str
     seq: int
@@ -82,7 +81,7 @@ class AttemptSpans:
         return ("contradictory", problem) if problem else ("complete", "")
 
     def _problem(self, end: EndSpan) -> str:
-        epochs = {end.epoch, *(span.epoch for span in self.calls.values())}
+        epochs = {span.epoch for span in self.calls.values()} | {end.epoch}
         if len(epochs) > 1:
             return f"spans of several epochs: {', '.join(sorted(epochs))}"
         hashes = [self.calls[seq].payload_sha256 for seq in range(1, end.record.n_calls + 1)]
