@@ -111,13 +111,14 @@ class FakeGateway:
         self.opens: list[OpenAttempt] = []
         self.held: list[str] = []
         self.released: list[str] = []
-        self.draining = False
+        self.refusals = 0
+        """So many opens are refused."""
         self.lose: Callable[[str], str | None] = lambda attempt: None
         """Why the spans of an attempt were lost, by its rollout."""
         self.silent: set[str] = set()
         """Rollouts whose end record never reaches storage although it is confirmed."""
-        self.vanish_after_end = False
-        """Die, as it were, between writing an end record and answering."""
+        self.vanishing: set[str] = set()
+        """Rollouts whose attempt is gone between the writing of its end record and the answer."""
         self.on_fence: Callable[[str], Awaitable[None]] | None = None
         app = web.Application()
         app.router.add_post(names.ROUTE_ADMIN_ATTEMPTS, self._open)
@@ -132,7 +133,7 @@ class FakeGateway:
         self.epoch = f"{int(self.epoch, 16) + 1:016x}"
         self.attempts = {}
 
-    def record(  # noqa: PLR0913
+    def record(
         self,
         attempt: str,
         *,
@@ -181,7 +182,8 @@ class FakeGateway:
         self.store.put(new_key(names.PREFIX_TRACES), export_request([span], {}))
 
     async def _open(self, request: web.Request) -> web.Response:
-        if self.draining:
+        if self.refusals:
+            self.refusals -= 1
             return _answer(ProtocolError(error="draining", reason="Draining"), 503)
         if request.headers.get("Authorization") != f"Bearer {GATEWAY_CREDENTIAL}":
             return _answer(ProtocolError(error="who are you", reason="Unauthorized"), 401)
@@ -250,8 +252,8 @@ class FakeGateway:
             )
             self._write(encode_end(record).data)
         one.ended = body
-        if self.vanish_after_end:
-            self.restart()
+        if one.opened.rollout in self.vanishing:
+            del self.attempts[attempt]
             return _answer(ProtocolError(error="unknown", reason="UnknownAttempt"), 404)
         return _answer(
             EndedAttempt(attempt=attempt, epoch=self.epoch, n_calls=len(one.hashes), digest=digest(one.hashes))
@@ -273,6 +275,7 @@ class FakePolicyServer:
     def __init__(self, backstage: Backstage) -> None:
         self.version = "start"
         self.folder: str | None = None
+        """Of the weights that it serves; None: the initial model."""
         self.paused = False
         self.said: list[str] = []
         self.fail_next = 0
@@ -319,6 +322,9 @@ class World:
         self.replies: list[tuple[int, FinishReply | None]] = []
         for name, secret in (("queue", QUEUE_CREDENTIAL), ("gateway", GATEWAY_CREDENTIAL)):
             (folder / name).write_text(secret + "\n")
+        self.answered: dict[str, str] = {}
+        """rollout → the last of its attempts whose finish was answered"""
+        self.on_answer: Callable[[Lease], None] = lambda lease: None
         self.errors: list[BaseException | None] = []
         """What went wrong in the agents' functions."""
         self._workers: list[Future[None]] = []
@@ -343,7 +349,7 @@ class World:
 
     def config(self, **changes: Any) -> TrainerConfig:
         """A collecting run of 2 steps, 2 tasks of 3 rollouts each; changes by dotted name below `spec.` or `pool.`."""
-        run = {
+        run: dict[str, Any] = {
             "apiVersion": names.API_VERSION,
             "kind": "TrainingRun",
             "metadata": {"name": "run"},
@@ -361,7 +367,7 @@ class World:
                 "seed": 7,
             },
         }
-        pool = {
+        pool: dict[str, Any] = {
             "apiVersion": names.API_VERSION,
             "kind": "RolloutPool",
             "metadata": {"name": "pool"},
@@ -381,8 +387,8 @@ class World:
                 continue
             *steps, last = rest.split("__")
             for step in steps:
-                target = target.setdefault(step, {})  # type: ignore[attr-defined]
-            target[last] = value  # type: ignore[index]
+                target = target.setdefault(step, {})
+            target[last] = value
         settings: dict[str, Any] = {
             "run": "run",
             "spec": TrainingRun.model_validate_json(json.dumps(run)).spec,
@@ -438,6 +444,9 @@ class World:
             return
         reply = FinishReply.model_validate_json(text) if status == 200 else None
         self.replies.append((status, reply))
+        if reply is not None:
+            self.answered[lease.rollout] = lease.attempt
+            self.on_answer(lease)
 
     async def _post(self, session: aiohttp.ClientSession, path: str, body: Message) -> tuple[int, str]:
         assert self.queue_url is not None

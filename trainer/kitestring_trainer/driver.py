@@ -151,7 +151,9 @@ class _Process:
             gateway_gone_seconds=config.timing.gateway_gone,
             poll_seconds=config.timing.poll,
         )
-        since = history[-1].unix_time
+        since, resumed_step = history[-1].unix_time, history[-1].resumed_step
+        metrics = MetricsFile(config.folder / METRICS_FILE)
+        metrics.rewind(resumed_step)
         queue = QueueThread(
             settings, make_scorer(config.pool, config.working_folder), TraceProofs(store, since), self._board.snapshot
         )
@@ -167,14 +169,14 @@ class _Process:
                 servers=_policy_servers(config, queue),
                 archive=TraceArchive(store, ledger),
                 board=self._board,
-                metrics=MetricsFile(config.folder / METRICS_FILE),
-                checkpoints=_checkpoints(config, history[-1].resumed_step),
+                metrics=metrics,
+                checkpoints=_checkpoints(config, resumed_step),
                 train_tasks=train_tasks,
                 validation_tasks=validation_tasks,
                 history=history,
             ),
         )
-        self._learner = make_learner(config, history[-1].resumed_step)
+        self._learner = make_learner(config, resumed_step)
         self._runner.begin()
 
     def _request_stop(self) -> None:

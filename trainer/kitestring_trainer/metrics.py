@@ -22,6 +22,23 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def rewind(self, step: int) -> None:
+        """Keep the lines up to `step`: a run that goes on from there makes the later ones anew."""
+        if not self._path.exists():
+            return
+        kept = []
+        for line in self._path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n") and orjson.loads(line)["step"] <= step:  # a kill may leave half a line
+                kept.append(line)
+        temporary = self._path.with_suffix(".part")
+        temporary.write_bytes(b"".join(kept))
+        temporary.replace(self._path)
+
+    def has_step(self, step: int) -> bool:
+        """Whether the figures of a step's rollouts are there."""
+        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
+        return any(found["step"] == step and "reward_mean" in found for found in map(orjson.loads, lines))
+
     def append(self, line: Mapping[str, Any]) -> None:
         with self._path.open("ab") as file:
             file.write(orjson.dumps(finite(dict(line))) + b"\n")

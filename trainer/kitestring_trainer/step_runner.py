@@ -116,7 +116,7 @@ class StepRunner:
         """Policy versions that are the current weights; None: whatever is served."""
         self._weights: PushedWeights | None = None
         self._agreement = AgreementWatch(AgreementBounds())
-        self._early: Future[list[ValidationResult]] | None = None
+        self._early: Future[None] | None = None
         self._skipped_in_row = 0
         self._clock = _Clock(time.monotonic(), time.monotonic())
         self._line: dict[str, Any] = {}
@@ -135,7 +135,7 @@ class StepRunner:
             self._catch_up(start)
         elif len(self._parts.history) == 1 and validation_due(0, self._spec.steps, self._spec.validation):
             # The policy servers serve the initial model already: this needs no learner, whose start takes long.
-            self._early = _in_thread(partial(self._validate, 0))
+            self._early = _in_thread(partial(self._validate_between, 0))
 
     def _recall(self) -> None:
         """Totals of the steps that this incarnation goes on from."""
@@ -161,8 +161,11 @@ class StepRunner:
 
     def _catch_up(self, step: int) -> None:
         """What an earlier incarnation should have done after `step` and did not come to."""
+        commit = self._parts.ledger.commit(MODE_TRAIN, step) if step else None
+        if commit is not None and not self._parts.metrics.has_step(step):
+            self._parts.metrics.append({"step": step, "skipped": not commit.counted, **rollout_metrics(commit, ())})
         if validation_due(step, self._spec.steps, self._spec.validation):
-            self._validate(step)
+            self._validate_between(step)
         if self._weights is not None and export_due(step, self._spec.steps, self._spec.checkpoints.every):
             known = {exported.step for exported in self._parts.checkpoints.index.exported}
             if step not in known:
@@ -338,6 +341,12 @@ class StepRunner:
         if self._early is not None:
             self._early.result()
             self._early = None
+
+    def _validate_between(self, step: int) -> None:
+        """Validate outside of a step; the results get a line of their own."""
+        results = self._validate(step)
+        if results:
+            self._parts.metrics.append({"step": step, "unix_time": time.time(), **validation_metrics(results)})
 
     def _validate(self, step: int) -> list[ValidationResult]:
         """Run the validations of `step` that are not committed yet, greedy and sampled side by side."""

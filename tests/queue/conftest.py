@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.trainer.conftest import world
+
+__all__ = ["world"]
