@@ -1,0 +1,1 @@
+"""`kitestring inspect`: how a run went, from what it has written down."""

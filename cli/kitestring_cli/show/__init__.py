@@ -1,0 +1,1 @@
+"""`kitestring show`: one rollout as a reader sees it."""
