@@ -19,8 +19,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from kitestring_trainer.policy_server.attention import SlotCache
 from kitestring_trainer.policy_server.engine import Engine, NotPaused
-from kitestring_trainer.policy_server.errors import RequestRefused
+from kitestring_trainer.policy_server.errors import PolicyServerError, RequestRefused
 from kitestring_trainer.policy_server.model import ServedModel, load_model
 from kitestring_trainer.policy_server.sampling import Sampling
 from kitestring_trainer.policy_server.sequence import GeneratedSequence
@@ -307,6 +308,11 @@ def test_a_failing_thread_ends_every_sequence_and_says_why(folders: tuple[Path, 
     assert {one.finish_reason for one in made} == {"error"}
     running.until(lambda: bool(running.errors) or not running.engine.alive)
     assert isinstance(running.errors[0], TypeError)
+
+
+def test_a_cache_that_no_machine_holds_is_refused(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(PolicyServerError, match="lower max_sequences or max_model_len"):
+        SlotCache(load_model(folders[0], None).config, slots=10**6, length=10**6)
 
 
 # --- weights on disk ------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ BATCH_ARGUMENT = "kitestring_batch"
 class SlotCache:
     """Keys and values: [layers, 2, slots, length, kv heads, head size], float32, slot and length contiguous.
 
-    Memory is reserved in full but taken from the machine only as slots and lengths come into use.
+    Memory is reserved in full but taken from the machine only as slots and lengths come into use. Raises
+    PolicyServerError when there is not enough to reserve.
     """
 
     def __init__(self, config: PreTrainedConfig, slots: int, length: int) -> None:
@@ -39,8 +40,14 @@ class SlotCache:
         self.head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         self.slots, self.length = slots, length
         shape = (self.layers, 2, slots, length, self.kv_heads, self.head_size)
-        # numpy's zeros are untouched pages; torch's would be written at once.
-        self.store = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        try:
+            # numpy's zeros are untouched pages; torch's would be written at once.
+            self.store = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        except MemoryError as error:
+            raise PolicyServerError(
+                f"keys and values of {slots} sequences of {length} tokens need {math.prod(shape) * 4 / 2**30:.1f} GiB, "
+                "which this machine does not have; lower max_sequences or max_model_len"
+            ) from error
         self.cells = self.store.view(self.layers, 2, slots * length, self.kv_heads * self.head_size)
 
     def copy(self, source: int, target: int, length: int) -> None:

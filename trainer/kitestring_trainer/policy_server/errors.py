@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+from kitestring_api.errors import UserMistakeError
 
-class PolicyServerError(Exception):
+
+class PolicyServerError(UserMistakeError):
     """A user's mistake at start (model folder, port, limits): one line that says what, where, and what to do."""
 
 

@@ -61,7 +61,7 @@ def load_model(folder: Path, max_model_len: int | None) -> ServedModel:
         raise PolicyServerError(f"model folder {folder} has no config.json: not a Hugging Face model folder")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
@@ -71,6 +71,7 @@ def load_model(folder: Path, max_model_len: int | None) -> ServedModel:
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise PolicyServerError(f"model folder {folder} cannot be loaded: {' '.join(str(error).split())}") from error
+    model, found = loaded
     if found["missing_keys"]:
         raise PolicyServerError(f"model folder {folder} lacks weights: {', '.join(sorted(found['missing_keys'])[:3])}")
     limit = getattr(model.config, "max_position_embeddings", None)

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import orjson
 import torch
 from aiohttp import web
+from transformers.utils.logging import disable_progress_bar
 
 from kitestring_trainer.policy_server.config import PolicyServerConfig
 from kitestring_trainer.policy_server.engine import PAUSE_MODES, Engine, NotPaused
@@ -43,6 +44,7 @@ async def serve(config: PolicyServerConfig, announce: TextIO = sys.stdout) -> No
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     torch.set_num_threads(config.threads)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
