@@ -12,6 +12,8 @@ RUN_ARGS ?=
 PYTEST_ARGS ?=
 
 export UV_NO_PROGRESS := $(if $(CI),1,)
+# The agent is started as `python`: the one that has its packages.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help
 help: ## this list

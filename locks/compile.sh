@@ -24,9 +24,9 @@ printf 'torch==2.13.0\n' > locks/torch.in
 printf 'uv==0.13.9\n' > locks/bootstrap.in
 compile bootstrap.txt locks/bootstrap.in
 
-compile dev.txt pyproject.toml --extra operator --extra rollout --extra cli --extra trainer --extra dev -c locks/torch.in "${without_torch[@]}"
+compile dev.txt pyproject.toml --extra operator --extra rollout --extra cli --extra trainer --extra examples --extra dev -c locks/torch.in "${without_torch[@]}"
 compile torch.txt locks/torch.in -c locks/dev.txt
-compile trainer.txt pyproject.toml --extra rollout --extra cli --extra trainer -c locks/torch.in -c locks/dev.txt "${without_torch[@]}"
+compile trainer.txt pyproject.toml --extra rollout --extra cli --extra trainer --extra examples -c locks/torch.in -c locks/dev.txt "${without_torch[@]}"
 compile rollout.txt pyproject.toml --extra rollout --extra cli -c locks/dev.txt
 compile operator.txt pyproject.toml --extra operator -c locks/dev.txt
 compile gpu.txt pyproject.toml --extra gpu --extra rollout --extra cli --prerelease=allow

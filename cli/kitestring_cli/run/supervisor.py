@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from kitestring_api.names import EXIT_USER
 from kitestring_cli.descendants import become_subreaper, kill_descendants
 from kitestring_cli.parent_watch import ENV_PARENT_FD
 
@@ -144,7 +145,7 @@ class Supervisor:
             if code == 0:
                 del self._running[name]
                 continue
-            if not running.part.restartable or running.restarts >= RESTARTS:
+            if code == EXIT_USER or not running.part.restartable or running.restarts >= RESTARTS:
                 raise PartFailedError(running.part, code)
             self._kill_orphans()
             events.append(f"{name} ended with {code}: started again ({running.restarts + 1} of {RESTARTS})")
