@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kitestring_api.errors import UserMistakeError
+from kitestring_rollout.collector import server
 from kitestring_rollout.collector.config import CollectorConfig
 from kitestring_rollout.collector.server import serve_until
 from kitestring_rollout.storage import DirectoryStore
@@ -26,6 +28,7 @@ from tests.traces.rollouts import call, encoded, identity
 
 SERVE = """
 import asyncio, sys
+from kitestring_rollout.collector import server
 from kitestring_rollout.collector.config import CollectorConfig
 from kitestring_rollout.collector.server import serve
 asyncio.run(serve(CollectorConfig.model_validate_json(sys.argv[1])))
@@ -131,3 +134,33 @@ async def test_mistakes_are_named(tmp_path: Path) -> None:
         listener.listen()
         port = listener.getsockname()[1]
         assert f"listen.port: 127.0.0.1:{port} is taken" in await refused(config_of(tmp_path, listen={"port": port}))
+
+
+async def test_asked_to_end_it_finishes_the_requests_in_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    class Slow(DirectoryStore):
+        def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+            entered.set()
+            assert gate.wait(20)
+            super().put(key, data, if_absent=if_absent)
+
+    monkeypatch.setattr(server, "open_store", lambda _: Slow(tmp_path / "store"))
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve_until(config_of(tmp_path), stop))
+    while not (printed := capsys.readouterr().out):  # noqa: ASYNC110 (what is printed has no event)
+        await asyncio.sleep(0.01)
+    async with GroupCommitExporter(
+        json.loads(printed)["listening"]["otlp"] + "/v1/traces", credential="trusted", linger_seconds=0
+    ) as exporter:
+        span = exporter.submit(encoded([call(1)], identity())[0])
+        await asyncio.to_thread(entered.wait, 20)
+        stop.set()
+        await asyncio.sleep(0.05)
+        assert not serving.done()
+        gate.set()
+        await span
+        await serving
+        assert exporter.counts.retries == 0
