@@ -58,6 +58,7 @@ class ScriptedLearner:
 
     def run(self, source: StepSource) -> None:
         state = folders.state_folder(self._folder / "checkpoints", self._resumed)
+        self._crash("before it starts", self._resumed)
         name = (state / NAME).read_text() if self._resumed else "initial"
         self._push(source, self._resumed, name)
         for step in range(self._resumed + 1, self._steps + 1):

@@ -279,6 +279,7 @@ class FakePolicyServer:
         self.paused = False
         self.said: list[str] = []
         self.fail_next = 0
+        self.refuse = False
         app = web.Application()
         app.router.add_route("*", "/{route}", self._route)
         self.url, self.runner = backstage.serve(app)
@@ -296,8 +297,8 @@ class FakePolicyServer:
             if self.fail_next:
                 self.fail_next -= 1
                 return web.json_response({"error": "out of memory"}, status=500)
-            if not self.paused:
-                return web.json_response({"error": "not paused"}, status=409)
+            if self.refuse or not self.paused:
+                return web.json_response({"error": "shapes differ"}, status=400)
             self.folder = body["kwargs"]["weights_path"]
         elif route == "update_weight_version":
             self.version = body["new_version"]

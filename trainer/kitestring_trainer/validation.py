@@ -60,7 +60,8 @@ def tool_use(results: Sequence[RolloutResult]) -> float | None:
     when any of them called one.
     """
     proofs = [result.proof for result in results if result.proof is not None]
-    offered = [proof for proof in proofs if any(call.tools for call in proof.calls)]
-    used = [proof for proof in proofs if any(choice.tool_calls for call in proof.calls for choice in call.choices)]
-    among = offered or (proofs if used else [])
-    return sum(proof in used for proof in among) / len(among) if among else None
+    offered = [any(call.tools for call in proof.calls) for proof in proofs]
+    used = [any(choice.tool_calls for call in proof.calls for choice in call.choices) for proof in proofs]
+    if any(offered):
+        return sum(u for o, u in zip(offered, used, strict=True) if o) / sum(offered)
+    return sum(used) / len(used) if any(used) else None

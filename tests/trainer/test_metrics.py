@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kitestring_trainer.driver import run
+from kitestring_trainer.metrics import MetricsFile, finite
+from tests.trainer.world import World
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def documented() -> set[str]:
+    rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    return {key for row in rows for key in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def test_every_key_is_documented_and_every_documented_key_exists(world: World) -> None:
+    world.start_workers()
+    run(world.config(spec__steps=1), world.announce)
+    (line,) = world.metrics()
+    assert set(line) == documented()
+
+
+def test_a_collecting_step(world: World) -> None:
+    world.start_workers()
+    run(world.config(spec__steps=1), world.announce)
+    (line,) = world.metrics()
+    expected: dict[str, Any] = {
+        "reward_mean": pytest.approx(1 / 3),
+        "reward_min": 0.0,
+        "reward_max": 1.0,
+        "groups_counted": 2,
+        "groups_without_spread": 0,
+        "rollouts_counted": 6,
+        "rollouts_by_class": {"Succeeded": 6},
+        "calls_total": 6,
+        "calls_per_rollout": 1.0,
+        "prompt_tokens": 18,
+        "completion_tokens": 12,
+        "completion_tokens_per_rollout": 2.0,
+        "rows": 6,
+        "rows_per_rollout": 1.0,
+        "replies_cut_share": 0.0,
+        "entropy_nats": None,
+        "updates": 0,
+    }
+    assert {key: line[key] for key in expected} == expected
+    assert sum(line["seconds"].values()) == pytest.approx(line["step_seconds"], rel=0.05)
+
+
+def test_json_has_no_nan() -> None:
+    assert finite({"a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": "x"}) == {
+        "a": None,
+        "b": [None, 1.0],
+        "c": {"d": None},
+        "e": "x",
+    }
+
+
+def test_going_back_drops_later_steps_and_half_a_line(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.rewind(3)
+    for step in (0, 1, 2, 3):
+        file.append({"step": step, "reward_mean": 0.5} if step else {"step": 0, "validation": []})
+    with (tmp_path / "metrics.jsonl").open("a") as half:
+        half.write('{"step": 4, "rew')
+    file.rewind(2)
+    file.append({"step": 3})
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
+        '{"step":0,"validation":[]}',
+        '{"step":1,"reward_mean":0.5}',
+        '{"step":2,"reward_mean":0.5}',
+        '{"step":3}',
+    ]
+    assert file.has_step(2) and not file.has_step(3) and not file.has_step(0)
