@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 from aiohttp import web
 
 from kitestring_api import names
-from kitestring_rollout.protocol.queue import Finish, FinishReply, Heartbeat, HeartbeatReply, Lease, LeaseRequest, Leases
+from kitestring_rollout.protocol.queue import (
+    Finish,
+    FinishReply,
+    Heartbeat,
+    HeartbeatReply,
+    Lease,
+    LeaseRequest,
+    Leases,
+)
 
 CREDENTIAL = "queue-credential-5f1d"
 
@@ -41,7 +50,7 @@ class FakeQueue:
     """Start it with `start`; `put` gives a lease, `finished` waits for how it ended."""
 
     def __init__(self) -> None:
-        self.waiting: asyncio.Queue[Lease] = asyncio.Queue()
+        self.waiting: list[Lease] = []
         self.leased: dict[str, Lease] = {}
         self.finishes: dict[str, Finish] = {}
         self.beats: dict[str, int] = {}
@@ -63,7 +72,7 @@ class FakeQueue:
         app.router.add_post(names.ROUTE_QUEUE_LEASE, self._lease)
         app.router.add_post(names.ROUTE_QUEUE_HEARTBEAT, self._heartbeat)
         app.router.add_post(names.ROUTE_QUEUE_FINISH, self._finish)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
@@ -74,8 +83,9 @@ class FakeQueue:
             await self._runner.cleanup()
             self._runner = None
 
-    def put(self, lease: Lease) -> Lease:
-        self.waiting.put_nowait(lease)
+    async def put(self, lease: Lease) -> Lease:
+        self.waiting.append(lease)
+        await self._note()
         return lease
 
     async def end(self) -> None:
@@ -96,7 +106,7 @@ class FakeQueue:
         await self.until(lambda: lease.lease in self.leased)
 
     async def run(self, lease: Lease) -> Finish:
-        return await self.finished(self.put(lease))
+        return await self.finished(await self.put(lease))
 
     async def _note(self) -> None:
         async with self.changed:
@@ -111,21 +121,11 @@ class FakeQueue:
         asked = LeaseRequest.model_validate_json(await request.read())
         self.requests.append(asked)
         await self._note()
-        given: list[Lease] = []
-        try:
-            async with asyncio.timeout(asked.wait_seconds):
-                ended = asyncio.create_task(self.until(lambda: self.ended, asked.wait_seconds))
-                first = asyncio.create_task(self.waiting.get())
-                await asyncio.wait({ended, first}, return_when=asyncio.FIRST_COMPLETED)
-                ended.cancel()
-                if not first.done():
-                    first.cancel()
-                    return web.Response(status=410, text='{"error": "ended", "reason": "RunEnded"}')
-                given.append(first.result())
-        except TimeoutError:
-            first.cancel()
-        while given and len(given) < asked.capacity and not self.waiting.empty():
-            given.append(self.waiting.get_nowait())
+        with contextlib.suppress(TimeoutError):
+            await self.until(lambda: self.ended or bool(self.waiting), asked.wait_seconds)
+        if self.ended:
+            return web.Response(status=410, text='{"error": "ended", "reason": "RunEnded"}')
+        given, self.waiting = self.waiting[: asked.capacity], self.waiting[asked.capacity :]
         self.leased.update({lease.lease: lease for lease in given})
         await self._note()
         return web.Response(text=Leases(leases=tuple(given)).model_dump_json())

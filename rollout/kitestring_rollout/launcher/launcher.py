@@ -47,8 +47,9 @@ from typing import Any, NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
-"""By launcher and guardians, which end with the worker and not before their agents."""
+HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals blocked in launcher and guardians, which end with the worker and not before their agents. Not ignored: one
+that is sent to an agent just forked must wait until the agent is ready to die of it."""
 CHUNK = 65536
 SAMPLE_SECONDS = 1.0
 UNKILLABLE_SECONDS = 10.0
@@ -333,9 +334,10 @@ def read_bounded(path: str, size: int) -> tuple[bytes, bool]:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return b"", False
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return b"", False
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return b"", False
         data = file.read(size + 1)
     return data[:size], len(data) > size
 
@@ -433,8 +435,12 @@ class Guardian:
         if os.getppid() != parent:
             os._exit(127)
         signal.set_wakeup_fd(-1)
-        for number in (*IGNORED, signal.SIGCHLD, signal.SIGXFSZ):
+        for number in (*HELD_BACK, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        if self.program is not None:  # what the interpreter does at its start
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self.channel.detach()
         for target, fd in enumerate(standard):
@@ -450,9 +456,6 @@ class Guardian:
         os.chdir(self.start.cwd)
         if self.program is None:
             os.execvpe(self.start.argv[0], self.start.argv, self.start.env)  # noqa: S606 (no shell is what we want)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         os.environ.clear()
         os.environ.update(self.start.env)
         os.close(failure)
@@ -706,8 +709,7 @@ def serve() -> tuple[list[str], AgentStart] | None:
     except BaseException as error:  # noqa: BLE001 (the user's modules: whatever they raise is reported)
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
         return None
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     children = ChildSignal()
     spared = set(living_below(os.getpid(), set()))
     gc.collect()

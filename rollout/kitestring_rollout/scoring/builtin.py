@@ -76,7 +76,7 @@ def regex_match(output: str, pattern: str, *, ignore_case: bool) -> float:
     """1 if the expression is found anywhere in `output`, else 0; ScoreError for a bad expression or one too slow."""
     try:
         flags = regex.IGNORECASE if ignore_case else 0
-        return float(regex.search(pattern, output, flags=flags, timeout=REGEX_SECONDS) is not None)
+        return float(regex.search(pattern, output, flags=flags, timeout=REGEX_SECONDS, concurrent=True) is not None)
     except regex.error as error:
         raise ScoreError(f"regular expression {shown(pattern)}: {error}") from None
     except TimeoutError:

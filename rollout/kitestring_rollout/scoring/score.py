@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,10 @@ async def _value(reward: Reward, given: ScoringInput, working_dir: Path | None) 
         return rewards.success if given.exit_code == 0 else rewards.failure
     if reward.source == "builtin" and reward.builtin is not None:
         row = {**given.visible, **given.hidden}
-        return None if given.output is None else builtin_score(reward.builtin, given.output, row)
+        if given.output is None:
+            return None
+        # Apart from the event loop: a slow expression of the user's holds nobody else up.
+        return await asyncio.to_thread(builtin_score, reward.builtin, given.output, row)
     if reward.source == "command" and reward.command is not None:
         question: dict[str, Any] = {
             "task": given.visible,
