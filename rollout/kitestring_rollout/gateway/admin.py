@@ -114,6 +114,7 @@ class _Admin:
             claims=claims,
             exporter=process.exporter,
             record_contents=process.config.record_contents,
+            metrics=process.metrics,
         )
         process.registry.open(session)
         process.metrics.opened.inc()

@@ -8,6 +8,7 @@ from typing import Final
 
 import orjson
 from aiohttp import web
+from aiohttp.hdrs import EXPECT
 
 from kitestring_api import names
 from kitestring_rollout.gateway.agent_traces import AgentTraces
@@ -45,6 +46,8 @@ class Agents:
             token, route = _split(request)
             if route == names.ROUTE_HEALTH and request.method in ("GET", "HEAD"):
                 return web.Response(body=b'{"status":"ok"}', content_type=JSON_TYPE)
+            if EXPECT in request.headers and request.transport is not None:
+                request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             scope = _scope(request.method, route)
             session = self._session(token, scope)
             api = CALL_ROUTES.get(route)
@@ -61,7 +64,7 @@ class Agents:
             limit = self._process.config.max_body_bytes
             error = Refusal(413, "body_too_large", f"a request may have {limit} bytes")
         self._process.metrics.refused(error.code)
-        if session is not None and error.counts_as_rejected:
+        if session is not None and not error.admitted:
             session.attempt.rejected += 1
         return web.Response(
             body=error.body(), status=error.status, headers={"Content-Type": JSON_TYPE, **error.headers}

@@ -152,15 +152,16 @@ async def _ended(task: asyncio.Task[None]) -> None:
 async def _drain(process: Process) -> int:
     """Opens nothing more and waits for open attempts to be ended, up to the bound; 1 when some were not."""
     process.drain()
-    deadline = time.monotonic() + process.config.drain_seconds
-    while len(process.registry) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    left = len(process.registry)
-    if left:
+    try:
+        async with asyncio.timeout(process.config.drain_seconds):
+            await process.registry.until_empty()
+    except TimeoutError:
+        left = len(process.registry)
         _log.error("%d attempts were still open after %g s; they are lost", left, process.config.drain_seconds)
         for session in process.registry:
             await session.fence()
-    return names.EXIT_FAILED if left else names.EXIT_OK
+        return names.EXIT_FAILED
+    return names.EXIT_OK
 
 
 def _read(path: Path, field: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What is recorded of a reply, whole or streamed, and what is taken out of it before the agent sees it. Pure.
+"""What is recorded of a reply, whole or streamed. Pure.
 
 Shapes: vLLM's OpenAI routes. Chat: `prompt_token_ids` at the top of the reply, or of a stream's first chunk;
 completions: inside the choice. `token_ids`, `logprobs` per choice, as deltas in a stream; `weight_versions` per choice,
@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from kitestring_rollout.gateway.request import Asked
 from kitestring_rollout.traces.records import (
     NO_IDS,
     NO_LOGPROBS,
     Api,
+    CallRecord,
     ChoiceRecord,
     Json,
     Logprobs,
@@ -28,8 +28,6 @@ from kitestring_rollout.traces.records import (
 
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM reports where it has none."""
-
-_INTERNAL: Final = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "kv_transfer_params")
 
 
 class MalformedReply(ValueError):
@@ -45,7 +43,6 @@ class Captured:
     prompt_tokens: int | None
     completion_tokens: int | None
     response_id: str | None
-    last_message: str | None
 
 
 @dataclass(slots=True)
@@ -159,78 +156,21 @@ class Capture:
             prompt_tokens = len(prompt_ids)
         if completion_tokens is None and trained:
             completion_tokens = sum(len(choice.ids) for choice in self._choices.values())
-        first = records[0] if records else None
         return Captured(
             prompt_token_ids=prompt_ids,
             choices=records,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             response_id=self._id,
-            last_message=None if first is None else _spoken(first),
         )
 
 
-def trainable(captured: Captured) -> bool:
-    """Every choice has ids and logprobs, and the prompt has ids."""
-    return len(captured.prompt_token_ids) > 0 and all(
-        len(choice.token_ids) > 0 and len(choice.logprobs) == len(choice.token_ids) for choice in captured.choices
+def trainable(record: CallRecord) -> bool:
+    """The prompt has ids, and every choice has ids, logprobs and versions."""
+    return len(record.prompt_token_ids) > 0 and all(
+        len(choice.token_ids) > 0 and len(choice.logprobs) == len(choice.token_ids) and len(choice.versions) > 0
+        for choice in record.choices
     )
-
-
-def strip_whole(reply: Json, asked: Asked, model: str) -> None:
-    """Takes out of a reply what only the gateway asked for, and names the model as the agent did."""
-    _strip_head(reply, asked, model)
-    for choice in reply["choices"]:
-        _strip_choice(choice, asked, absent=False)
-
-
-def strip_chunk(chunk: Json, asked: Asked, model: str) -> bool:
-    """The same for a chunk of a stream; False when nothing is left that the agent is to see."""
-    _strip_head(chunk, asked, model)
-    choices = chunk.get("choices")
-    if not asked.usage:
-        usage = chunk.pop("usage", None)
-        if not choices and usage is not None:
-            return False
-    if not choices:
-        return True
-    seen = chunk.get("usage") is not None or asked.token_ids
-    for choice in choices:
-        held_back = not _says_something(choice)
-        _strip_choice(choice, asked, absent=True)
-        seen = seen or not held_back
-    return seen
-
-
-def _strip_head(reply: Json, asked: Asked, model: str) -> None:
-    reply["model"] = model
-    for name in _INTERNAL:
-        if name in reply and not (name == "prompt_token_ids" and asked.token_ids):
-            del reply[name]
-
-
-def _strip_choice(choice: Json, asked: Asked, *, absent: bool) -> None:
-    if not asked.logprobs and "logprobs" in choice:
-        if absent:
-            del choice["logprobs"]
-        else:
-            choice["logprobs"] = None
-    if not asked.token_ids:
-        choice.pop("token_ids", None)
-        choice.pop("prompt_token_ids", None)
-    if not asked.weight_versions:
-        choice.pop("weight_versions", None)
-    choice.pop("prompt_logprobs", None)
-    choice.pop("routed_experts", None)
-
-
-def _says_something(choice: Json) -> bool:
-    """Whether a streamed choice holds more than ids and logprobs: servers send such chunks while a parser holds the
-    text back."""
-    if choice.get("finish_reason") is not None or choice.get("text"):
-        return True
-    delta = choice.get("delta")
-    return isinstance(delta, dict) and any(value not in (None, "", []) for value in delta.values())
 
 
 def _choices_of(reply: Json) -> list[Any]:
@@ -347,8 +287,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _spoken(choice: ChoiceRecord) -> str | None:
-    """What the reply says in words; None when it only calls tools."""
+def spoken(record: CallRecord) -> str | None:
+    """What the reply of a call says in words; None when it only calls tools."""
+    if not record.choices:
+        return None
+    choice = record.choices[0]
     if choice.message is None:
         return choice.text
     content = choice.message.get("content")

@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 
 JSON_TYPE = "application/json"
-SERVER_ERROR = "server_error"
 NO_RETRY = {"x-should-retry": "false"}
 """Read by OpenAI's and Anthropic's clients: asking again would be answered the same."""
 
@@ -32,15 +31,29 @@ class Refusal(Exception):
         self.message = message
         self.param = param
         self.kind = kind
+        self.admitted = False
+        """The call had its number already: it is recorded, and not counted as rejected."""
         self.headers = {**({} if retry else NO_RETRY), **(headers or {})}
-
-    @property
-    def counts_as_rejected(self) -> bool:
-        """Refused before admission; an upstream's failure befalls a call that has its number."""
-        return self.kind != SERVER_ERROR
 
     def body(self) -> bytes:
         return error_body(self.message, self.kind, self.code, self.param)
+
+
+class UpstreamRefusal(Refusal):
+    """An error of the model server itself, passed on."""
+
+    def __init__(self, status: int, error: dict[str, Any], retry_after: str | None) -> None:
+        super().__init__(
+            status,
+            "upstream_error",
+            error["message"],
+            retry=status >= 500 or status == 429,
+            headers={"Retry-After": retry_after} if retry_after is not None else None,
+        )
+        self._error = error
+
+    def body(self) -> bytes:
+        return orjson.dumps({"error": self._error})
 
 
 def error_body(message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
@@ -69,4 +82,4 @@ def normalised_error(status: int, body: bytes) -> dict[str, Any]:
 
 def upstream_failed(message: str, code: str = "upstream_unavailable", status: int = 502) -> Refusal:
     """The model server could not be reached or did not answer as it should: a client may ask again."""
-    return Refusal(status, code, message, kind=SERVER_ERROR, retry=True)
+    return Refusal(status, code, message, kind="server_error", retry=True)

@@ -31,7 +31,7 @@ class Gate:
                 async with asyncio.timeout(left):
                     await self._opened.wait()
             except TimeoutError:
-                break
+                continue  # unless the hold was renewed meanwhile, its bound has come
             finally:
                 self.waiting -= 1
         self.generating += 1

@@ -1,4 +1,4 @@
-"""Remote media in messages: a model server would fetch any address that an agent names, from inside the cluster. Pure."""
+"""Remote media in messages: a model server would fetch any address that an agent names, from where it runs. Pure."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ def _check_part(part: dict[str, Any], allowed_hosts: tuple[str, ...]) -> None:
 def _allowed(url: str, allowed_hosts: tuple[str, ...]) -> bool:
     if url[:5].lower() == "data:":
         return True
+    # Blanks, backslashes and a userinfo are read differently by different parsers: no such address is let through.
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        return False
     try:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:
         return False
-    # A userinfo or a backslash is read differently by different parsers of URLs: no such address is let through.
-    if parts.scheme not in ("http", "https") or parts.username is not None or "\\" in url:
+    if parts.scheme not in ("http", "https") or parts.username is not None:
         return False
     return host is not None and host in allowed_hosts

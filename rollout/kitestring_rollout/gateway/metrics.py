@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kitestring_rollout.gateway.attempts import OUTCOMES
+from kitestring_rollout.gateway.capture import trainable
+from kitestring_rollout.traces.records import CallRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -65,6 +67,19 @@ class Metrics:
         self.total_calls = 0
         self.total_refused = 0
         self.total_completion_tokens = 0
+
+    def recorded(self, record: CallRecord) -> None:
+        """A call's record is final."""
+        self.calls[record.outcome].inc()
+        self.seconds.observe((record.ended_unix_nano - record.started_unix_nano) / 1e9)
+        prompt, completion = record.prompt_tokens or 0, record.completion_tokens or 0
+        self.prompt_tokens.inc(prompt)
+        self.completion_tokens.inc(completion)
+        self.total_completion_tokens += completion
+        if record.nonconforming:
+            self.nonconforming.inc()
+        if record.trained and record.outcome == "ok" and not trainable(record):
+            self.untrainable.inc()
 
     def refused(self, code: str) -> None:
         self.total_refused += 1

@@ -1,5 +1,5 @@
-"""The prompt's token ids cut out of a reply's bytes: the ids of a long prompt as a JSON list of Python numbers would cost
-more than all the rest of their call. Pure."""
+"""The prompt's token ids cut out of a reply's bytes: as a JSON list of Python numbers, the ids of a long prompt would
+cost more than all the rest of their call. Pure."""
 
 from __future__ import annotations
 

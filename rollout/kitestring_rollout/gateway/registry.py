@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -28,6 +29,11 @@ class Registry:
         self._open: dict[str, Session] = {}
         self._by_token: dict[bytes, Session] = {}
         self._closed: OrderedDict[str, Closed] = OrderedDict()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def until_empty(self) -> None:
+        await self._empty.wait()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -37,6 +43,7 @@ class Registry:
 
     def open(self, session: Session) -> None:
         self._open[session.identity.attempt] = session
+        self._empty.clear()
         self._by_token[fingerprint(session.token)] = session
 
     def find_token(self, token: str) -> Session | None:
@@ -59,3 +66,5 @@ class Registry:
         session = self._open.pop(attempt, None)
         if session is not None:
             del self._by_token[fingerprint(session.token)]
+        if not self._open:
+            self._empty.set()

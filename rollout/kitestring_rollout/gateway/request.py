@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -30,6 +30,9 @@ REFUSED: Final[dict[str, str]] = {
 """Fields that a call to a trained policy may not carry, with the reason."""
 
 MAX_N: Final = 128
+MAX_DEPTH: Final = 200
+WRITABLE_DEPTH: Final = 254
+"""Of orjson."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,21 @@ def read_body(raw: bytes) -> Json:
         raise Refusal(400, "invalid_json", f"the request body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_json", "the request body must be a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and not _writable(body):
+        raise Refusal(400, "invalid_json", f"the request body is nested deeper than {MAX_DEPTH} levels")
     return body
+
+
+def _writable(body: Json) -> bool:
+    """Whether it can be written again, also as a part of a record: JSON can be read deeper than it can be written."""
+    wrapped: Json | list[Json] = body
+    for _ in range(WRITABLE_DEPTH - MAX_DEPTH):
+        wrapped = [wrapped]  # type: ignore[list-item]
+    try:
+        orjson.dumps(wrapped)
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> Prepared:
@@ -87,7 +104,7 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
     tools = _list_of_objects(body, "tools")
     stream = _flag(body, "stream")
     asked = Asked(
-        logprobs=body.get("logprobs") not in (None, False),
+        logprobs=_given(body.get("logprobs")),
         token_ids=_flag(body, "return_token_ids"),
         weight_versions=_flag(body, "return_weight_versions"),
         usage=stream and _usage_asked(body),
@@ -108,7 +125,7 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
         payload=orjson.dumps(body),
         stream=stream,
         asked=asked,
-        sampling={name: body[name] for name in sampling.REPORTED if body.get(name) is not None},
+        sampling=sampling.reported(body),
         nonconforming=names,
         messages=messages,
         tools=tools,
@@ -141,6 +158,11 @@ def _list_of_objects(body: Json, field: str) -> tuple[Json, ...] | None:
     return tuple(value)
 
 
+def _given(value: Any) -> bool:
+    """0 is a value: of `logprobs` it asks for the sampled tokens' own."""
+    return value is not None and value is not False
+
+
 def _flag(body: Json, field: str) -> bool:
     value = body.get(field)
     if value is None or isinstance(value, bool):
@@ -156,7 +178,7 @@ def _usage_asked(body: Json) -> bool:
 def _hold_to_rules(body: Json, mode: str, rules: Sampling) -> tuple[str, ...]:
     """Refuses or corrects what a trained policy's call may not ask; returns the names of what was corrected."""
     for field, why in REFUSED.items():
-        if body.get(field) not in (None, False, 0):
+        if _given(body.get(field)):
             raise Refusal(400, "unsupported_parameter", f"{field} is not supported: {why}", param=field)
         body.pop(field, None)
     n = body.get("n")

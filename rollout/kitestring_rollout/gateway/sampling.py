@@ -74,11 +74,11 @@ RULES: Final[dict[str, Rule]] = {
 
 TEMPERATURE_REASON: Final = "training samples at the run's temperature"
 
-REPORTED: Final = (
-    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "n", "seed", "stop",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens",
+_REPORTED: Final = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "n", "seed",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens",
 )  # fmt: skip
-"""Fields of the upstream request that a call's record carries as its sampling."""
+_INT64: Final = 1 << 63
 
 
 def nonconforming(body: Json, temperature: float) -> list[str]:
@@ -112,3 +112,17 @@ def enforce(body: Json, mode: str, temperature: float, dropped: list[str]) -> No
     else:  # servers refuse several greedy choices; the single best token at any temperature is the same choice
         body["temperature"] = 1
         body["top_k"] = 1
+
+
+def reported(body: Json) -> Json:
+    """What a call's record carries as its sampling: the numbers of the upstream request, and its stop texts."""
+    found = {name: body[name] for name in _REPORTED if _recordable(body.get(name))}
+    stop = body.get("stop")
+    if isinstance(stop, str) or (isinstance(stop, list) and stop and all(isinstance(text, str) for text in stop)):
+        found["stop"] = stop
+    return found
+
+
+def _recordable(value: Any) -> bool:
+    """A number that fits an attribute; a model that is not trained may be asked for anything."""
+    return type(value) is float or (type(value) is int and -_INT64 <= value < _INT64)

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from kitestring_rollout.gateway.attempts import Attempt, State
+from kitestring_rollout.gateway.capture import spoken
+from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.prompt_ids import PromptReader
 from kitestring_rollout.gateway.retries import Recent
 from kitestring_rollout.gateway.token import Claims
@@ -43,6 +45,7 @@ class Session:
     claims: Claims
     exporter: GroupCommitExporter
     record_contents: bool
+    metrics: Metrics
     opened_unix_nano: int = field(default_factory=time.time_ns)
     recent: Recent = field(default_factory=Recent)
     undelivered: dict[int, CallRecord] = field(default_factory=dict)
@@ -76,6 +79,9 @@ class Session:
         span = self._encoder.encode(record)
         self.attempt.settle(record.seq, span.payload_sha256, record.outcome, nonconforming=bool(record.nonconforming))
         self._submit(span)
+        if record.outcome == "ok":
+            self.attempt.hear(spoken(record), trained=record.trained)
+        self.metrics.recorded(record)
 
     def deliver_late(self, seq: int) -> None:
         """A retry fetched the reply of a call that had not been delivered."""

@@ -1,0 +1,87 @@
+"""One admitted call, from its number to its record. No I/O."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from kitestring_rollout.gateway.capture import Capture, Captured
+from kitestring_rollout.gateway.models import Model
+from kitestring_rollout.gateway.request import Prepared
+from kitestring_rollout.gateway.retries import Entry
+from kitestring_rollout.gateway.session import Session
+from kitestring_rollout.traces.records import Api, CallRecord, Outcome
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    session: Session
+    seq: int
+    api: Api
+    model: Model
+    requested_model: str
+    prepared: Prepared
+    agent: str | None
+    entry: Entry
+    capture: Capture
+    started: int
+    """Unix nanoseconds, as `first_chunk`."""
+    first_chunk: int | None = None
+    version: str | None = None
+    """Policy version of the whole reply, where a header says it."""
+    status: int | None = None
+    error: str | None = None
+    begun: bool = False
+    """Something of the reply was sent to the agent."""
+    finished: bool = False
+    """The model server's reply is complete."""
+    delivered: bool = False
+    """The agent has all of it."""
+    sent: list[bytes] = field(default_factory=list)
+    """Events that the agent got of a stream."""
+
+    def end_early(self) -> Outcome:
+        """The agent went away, or its attempt was closed: what that makes of the call."""
+        if self.delivered:
+            return "ok"
+        self.error = "the agent went away" if self.session.open else "the attempt was closed"
+        return "undelivered" if self.finished else "cancelled"
+
+    def tokens(self, captured: Captured) -> tuple[int, int]:
+        """Prompt and completion tokens. A server that reports none, or a stream that the agent broke off before the
+        usage came, is not free: bytes / 4 and pieces of text stand in."""
+        prompt, completion = captured.prompt_tokens, captured.completion_tokens
+        if prompt is None:
+            prompt = len(self.prepared.payload) // 4 if captured.choices else 0
+        if completion is None:
+            completion = self.capture.generated
+        return prompt, completion
+
+    def record(self, captured: Captured, outcome: Outcome) -> CallRecord:
+        prepared = self.prepared
+        prompt_tokens, completion_tokens = self.tokens(captured)
+        return CallRecord(
+            identity=self.session.identity,
+            seq=self.seq,
+            api=self.api,
+            model=self.model.name,
+            requested_model=self.requested_model,
+            trained=self.model.trained,
+            outcome=outcome,
+            started_unix_nano=self.started,
+            ended_unix_nano=time.time_ns(),
+            streamed=prepared.stream,
+            status=self.status,
+            error=self.error,
+            agent=self.agent,
+            first_chunk_unix_nano=self.first_chunk,
+            sampling=prepared.sampling,
+            nonconforming=prepared.nonconforming,
+            prompt_token_ids=captured.prompt_token_ids,
+            choices=captured.choices,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            response_id=captured.response_id,
+            messages=prepared.messages,
+            tools=prepared.tools,
+        )
