@@ -38,11 +38,11 @@ MODES: Final[tuple[Mode, ...]] = (MODE_TRAIN, MODE_VALIDATION_GREEDY, MODE_VALID
 
 @dataclass(frozen=True)
 class Figures:
-    """The lines of `metrics.jsonl`, one for each step in the order of the steps; the last word on a step counts."""
+    """The lines of `metrics.jsonl`, put together for each step and in the order of the steps, from 1."""
 
     lines: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
-    """Lines that cannot be read, each with its number: a killed trainer leaves half a line."""
+    """What was left out: a trainer that is killed while it writes leaves half a line at the end."""
 
 
 class RunRecords:
@@ -128,10 +128,10 @@ class RunRecords:
 
     @cached_property
     def figures(self) -> Figures:
-        """Raises UserMistakeError when there are lines and none of them can be read."""
+        """Raises UserMistakeError for a line that is none, but for a last one that is cut off."""
         path = self.folder.metrics
         try:
-            raw = path.read_bytes().splitlines()
+            raw = path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return Figures((), ())
         lines: dict[int, dict[str, Any]] = {}
@@ -139,13 +139,16 @@ class RunRecords:
         for number, text in enumerate(raw, start=1):
             try:
                 line = orjson.loads(text)
-                lines[int(line["step"])] = line
-            except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
-                what = "is cut off" if number == len(raw) else "is no JSON object with a step"
-                notes.append(f"{path}:{number}: left out, the line {what}")
-        if notes and not lines:
-            raise UserMistakeError(f"{path}: none of its {len(raw)} lines can be read; {notes[0]}")
-        return Figures(tuple(lines[step] for step in sorted(lines)), tuple(notes))
+                step = int(line["step"])
+            except (orjson.JSONDecodeError, TypeError, KeyError, ValueError) as error:
+                if number < len(raw) or text.endswith(b"\n"):
+                    raise UserMistakeError(
+                        f"{path}:{number}: is no JSON object with a step ({error}); remove the line"
+                    ) from error
+                notes.append(f"{path}:{number}: cut off, left out (the trainer was killed while it wrote)")
+                continue
+            lines[step] = lines.get(step, {}) | line
+        return Figures(tuple(lines[step] for step in sorted(lines) if step > 0), tuple(notes))
 
     @cached_property
     def result(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _head(summary: Summary) -> Text:
 def _validation(console: Console, summary: Summary) -> None:
     if not summary.validation:
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("validation")
     for title in ("before", "after", "change", "tool use after"):
         table.add_column(title, justify="right")
@@ -97,8 +97,8 @@ def _steps(console: Console, summary: Summary, lines: Sequence[Mapping[str, Any]
     console.print()
     console.print(Text.assemble("reward per step  ", (sparkline(rewards), "cyan")))
     by_step = {line["step"]: line for line in lines}
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for title in ("step", "reward", "counted", "tokens/reply", "entropy", "KL", "correlation", "seconds"):
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("step", "reward", "counted", "tok/reply", "entropy", "KL", "corr.", "seconds"):
         table.add_column(title, justify="right")
     for step in _spaced(list(summary.rewards)):
         line = by_step.get(step, {})
