@@ -87,12 +87,22 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_unfinished_objects_are_never_seen_and_old_ones_are_removed(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     scratch = tmp_path / "store" / ".tmp"
+    scratch.mkdir()
     (scratch / "fresh").write_bytes(b"half")
     (scratch / "old").write_bytes(b"half")
     os.utime(scratch / "old", (0, 0))
     assert list(store.list()) == []
-    DirectoryStore(tmp_path / "store")
+    store.put("a", b"x")
     assert [path.name for path in scratch.iterdir()] == ["fresh"]
+
+
+def test_reading_writes_nothing(tmp_path: Path) -> None:
+    """A run folder may lie on a disk that cannot be written."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "a").write_bytes(b"x")
+    store = DirectoryStore(tmp_path / "store")
+    assert (store.get("a"), store.exists("b"), len(list(store.list()))) == (b"x", False, 1)
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
 
 
 def test_a_key_below_another_key_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 from uuid import uuid4
 
 from kitestring_rollout.storage.keys import KeyRefused, check_key, check_prefix
@@ -13,6 +14,7 @@ from kitestring_rollout.storage.store import ObjectExists, ObjectInfo, ObjectMis
 
 _SCRATCH = ".tmp"
 """Folder of unfinished objects below the root: no key can name it, and listing skips it."""
+_Entries: TypeAlias = list[tuple[str, int | None]]
 _ABANDONED_SECONDS = 3600.0
 """An unfinished object this old belongs to a process that died."""
 
@@ -29,15 +31,15 @@ class DirectoryStore:
         self._scratch = root / _SCRATCH
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._scratch.mkdir(exist_ok=True)
-            self._remove_abandoned()
         except OSError as error:
             raise self._unavailable(error) from error
+        self._has_scratch = False
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         path = self._path(key)
         scratch = self._scratch / uuid4().hex
         try:
+            self._make_scratch()
             _write_synced(scratch, data)
             try:
                 self._make_folders(path.parent)
@@ -104,9 +106,9 @@ class DirectoryStore:
             elif (key > after or after.startswith(key)) and (key.startswith(prefix) or prefix.startswith(key)):
                 yield from self._walk(key, prefix, after)
 
-    def _entries(self, folder: str) -> list[tuple[str, int | None]]:
+    def _entries(self, folder: str) -> _Entries:
         """(name, size) of files and (name + "/", None) of folders in the order of the keys below them."""
-        entries: list[tuple[str, int | None]] = []
+        entries: _Entries = []
         try:
             with os.scandir(self._root / folder) as scan:
                 for entry in scan:
@@ -139,10 +141,14 @@ class DirectoryStore:
             _sync_folder(made.parent)
 
     def _check_root(self) -> None:
-        if not self._scratch.is_dir():
+        if not self._root.is_dir():
             raise StoreUnavailable(f"the store's folder {self._root} is gone")
 
-    def _remove_abandoned(self) -> None:
+    def _make_scratch(self) -> None:
+        """Before the first write, not before: whoever only reads needs no right to write."""
+        if self._has_scratch:
+            return
+        self._scratch.mkdir(exist_ok=True)
         oldest = time.time() - _ABANDONED_SECONDS
         for path in self._scratch.iterdir():
             try:
@@ -150,6 +156,7 @@ class DirectoryStore:
                     path.unlink()
             except FileNotFoundError:  # another process of the run was faster
                 continue
+        self._has_scratch = True
 
     def _unavailable(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(f"the store in {self._root} cannot serve: {error.strerror or error}")
