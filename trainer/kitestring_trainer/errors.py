@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from kitestring_api.errors import UserMistakeError
 
-class UserMistakeError(Exception):
-    """The user can mend it: shown as one line without a traceback, exit code 2.
-
-    The message names the file or field, what was found, what is allowed, and the remedy.
-    """
+__all__ = ["RunFailedError", "RunStoppedError", "UserMistakeError"]
 
 
 class RunFailedError(Exception):

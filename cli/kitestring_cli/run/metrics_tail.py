@@ -10,7 +10,8 @@ import orjson
 
 
 class MetricsTail:
-    """Gives each whole line once; the file may not be there yet. Lines of an earlier incarnation are passed over."""
+    """Gives the line of each step once; the file may not be there yet. Lines of an earlier incarnation are passed over,
+    and so are those of validations between steps, which the status has too."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -20,9 +21,13 @@ class MetricsTail:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
+            # A trainer that resumes drops the lines of the steps that it makes again.
+            self._position = min(self._position, self._path.stat().st_size)
             file.seek(self._position)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 self._position += len(line)
-                yield orjson.loads(line)
+                found = orjson.loads(line)
+                if "rollouts_counted" in found:
+                    yield found
