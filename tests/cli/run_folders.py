@@ -170,7 +170,7 @@ class MadeUpRun:
 
     def _roll_out(self, plan: StepPlan, play: Play) -> list[RolloutResult]:
         self.store.put(f"state/plans/{plan.name}.json", json.dumps(plan.to_json() | {"unix_time": self.now}).encode())
-        results = []
+        results: list[RolloutResult] = []
         for group in plan.groups:
             for rollout in group.rollouts:
                 tries = play(plan, len(results))
@@ -228,7 +228,7 @@ class MadeUpRun:
         self._spans.append(encode_end(end, record_contents=self.record_contents).data)
         return Proof(name, end, tuple(calls))
 
-    def _call(
+    def _call(  # noqa: PLR0917 - what makes a call
         self,
         identity: AttemptIdentity,
         seq: int,

@@ -1,0 +1,1 @@
+"""`kitestring export`: what a run recorded, as rows for other programs."""
