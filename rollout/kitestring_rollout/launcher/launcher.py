@@ -30,6 +30,7 @@ import errno
 import gc
 import importlib
 import importlib.machinery
+import io
 import json
 import os
 import resource
@@ -264,14 +265,22 @@ class ChildSignal:
             pass
 
 
+def open_descriptors() -> dict[int, int]:
+    """Descriptor → file mode of what is open now."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.fstat(int(name)).st_mode
+        except OSError:
+            pass  # the descriptor of the listing itself
+    return found
+
+
 def close_all_but(keep: set[int]) -> None:
     """Closes every descriptor of this process from 3 upwards that is not in `keep`."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor of the listing itself
+    for fd in open_descriptors():
+        if fd > 2 and fd not in keep:
+            os.close(fd)
 
 
 # --- Scratch folder -------------------------------------------------------------------------------------------------
@@ -674,22 +683,20 @@ def take_place(program: list[str]) -> None:
 
 def preload(modules: list[str]) -> list[str]:
     """Imports the modules; returns notes for the log. ImportError and whatever else they raise passes."""
-    before = {int(name) for name in os.listdir("/proc/self/fd")}
+    before = open_descriptors()
     for name in modules:
         importlib.import_module(name)
     notes = []
-    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - before:
-        try:
-            mode = os.fstat(fd).st_mode
-        except OSError:
-            continue  # the descriptor of the listing itself
+    for fd, mode in open_descriptors().items():
+        if fd in before:
+            continue
         if stat.S_ISREG(mode) or stat.S_ISCHR(mode):
             KEPT_OPEN.add(fd)
         else:
-            notes.append(f"a preloaded module opened {os.readlink(f'/proc/self/fd/{fd}')}: closed in the agents")
+            notes.append(f"a preloaded module opened {os.readlink(f'/proc/self/fd/{fd}')}, which is closed in agents")
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        notes.append(f"the preloaded modules run {threads - 1} threads: a forked agent does not have them")
+        notes.append(f"the preloaded modules started threads ({threads - 1}), which a forked agent does not have")
     return notes
 
 
@@ -785,18 +792,20 @@ def run_program(program: list[str], start: AgentStart) -> NoReturn:
     reseed()
     before = set(sys.modules)
     code = run_main(*program)
-    if "threading" in sys.modules:
-        sys.modules["threading"]._shutdown()  # waits for threads that are no daemons
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()  # waits for threads that are no daemons
     atexit._run_exitfuncs()
-    others = len(os.listdir("/proc/self/task")) > 1
-    if not others:
+    daemons = threading is not None and threading.active_count() > 1
+    if not daemons:
         let_go(before)
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if not stream.closed:
+                stream.flush()
         except (OSError, ValueError, AttributeError):
             code = code or 120
-    if others:
+    if daemons:  # which only the interpreter's own end can hold still
         sys.exit(code)
     os._exit(code & 0xFF)
 
@@ -831,10 +840,16 @@ def run_main(kind: str, target: str) -> int:
 
 
 def let_go(before: set[str]) -> None:
-    """Finalizes what the agent made, files not closed included, but not the preloaded modules.
+    """Finalizes what the agent made, files that it did not close included, but not the preloaded modules.
 
     The interpreter's own end would take every module apart, and copy every page of them for it: 30 ms for `openai`.
     """
+    for thing in gc.get_objects():  # without what is frozen: what was there before the fork
+        if issubclass(type(thing), io.IOBase):
+            try:
+                thing.flush()
+            except Exception:  # noqa: BLE001, S110 (closed, or any class of the agent's: `python` ignores it too)
+                pass
     for name in [name for name in sys.modules if name == "__main__" or name not in before]:
         del sys.modules[name]
     gc.collect()
@@ -846,7 +861,8 @@ def run_script(target: str, main: types.ModuleType) -> None:
         with open(target, "rb") as file:
             source = file.read()
     except OSError as error:
-        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        command = getattr(sys, "orig_argv", [sys.executable])[0]
+        sys.stderr.write(f"{command}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         sys.exit(2)
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
