@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -24,12 +25,22 @@ def call(text: str) -> str:
         return json.load(response)["choices"][0]["message"]["content"] or ""
 
 
+def post(url: str, body: str) -> int:
+    """The status of a reward, as the agent sees it."""
+    request = urllib.request.Request(url, data=body.encode(), headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def wait_for(path: str) -> None:
     while not Path(path).exists():
         time.sleep(0.02)
 
 
-def main() -> None:
+def main() -> None:  # noqa: PLR0912 - a branch for each behaviour
     task = json.loads(Path(os.environ["KITESTRING_TASK_FILE"]).read_text())
     behaviour = task["behaviour"]
     if behaviour == "silent":
@@ -41,6 +52,16 @@ def main() -> None:
         line = b"x" * 65535 + b"\n"
         for _ in range(1600):  # 100 MB
             sys.stdout.buffer.write(line)
+        return
+    if behaviour == "reward":
+        for value in task["bodies"]:
+            print(value, post(os.environ["KITESTRING_BASE_URL"] + "/rewards", f'{{"value": {value}}}'))
+        return
+    if behaviour == "overflow":
+        try:
+            call("word " * 5000)
+        except urllib.error.HTTPError as error:
+            print(error.code, error.read().decode())
         return
     if behaviour == "orphans":
         for _ in range(3):
