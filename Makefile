@@ -11,7 +11,6 @@ TORCH ?= locked
 RUN_ARGS ?=
 PYTEST_ARGS ?=
 
-export UV_NO_PROGRESS := $(if $(CI),1,)
 # The agent is started as `python`: the one that has its packages.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
