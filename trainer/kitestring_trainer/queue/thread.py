@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
+import uvloop
 from aiohttp import web
 
 from kitestring_rollout.protocol.run_status import RunStatus
@@ -48,7 +49,7 @@ class QueueThread:
         self._score = score
         self._proofs = proofs
         self._status = status
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="queue", daemon=True)
         self._runner: web.AppRunner | None = None
         self.session: aiohttp.ClientSession
