@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import orjson
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kitestring_cli.run.views import figure
+from kitestring_cli.show.messages import message_text, tool_name
 from kitestring_cli.show.printable import one_line, printable
 from kitestring_cli.show.story import AttemptStory, RolloutStory, Samples, new_messages
 from kitestring_rollout.traces.records import CallRecord, ChoiceRecord, Json
@@ -74,7 +73,7 @@ def show_call(
         where = "a new conversation" if goes_on_from is None else f"goes on from call {goes_on_from}"
         console.print(Text(f"  {where}", style="dim"))
     if call.tools and (not earlier or call.tools != earlier[-1].tools):
-        names = ", ".join(one_line(_tool_name(tool), 60) for tool in call.tools)
+        names = ", ".join(one_line(tool_name(tool), 60) for tool in call.tools)
         console.print(Text(f"  tools: {names}", style="dim"))
     for message in messages:
         _message(console, message, str(message.get("role", "?")))
@@ -182,36 +181,8 @@ def _choice(
 
 def _message(console: Console, message: Json, role: str, style: str | None = None) -> None:
     """A message in OpenAI's shape, whatever its agent made of it."""
-    content = message.get("content")
-    parts = [] if content is None or content == "" else [_content(content)]
-    calls = message.get("tool_calls")
-    parts += [_tool_call(call) for call in calls] if isinstance(calls, list) else []
     shown = one_line(role, _ROLE_WIDTH - 1)
-    _block(console, shown, "\n".join(parts) or "(nothing)", style or _ROLE_STYLES.get(role, "bold"))
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return printable(content)
-    if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if all(isinstance(text, str) for text in texts):
-            return printable("\n".join(str(text) for text in texts))
-    return printable(_json(content))
-
-
-def _tool_call(call: Any) -> str:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return f"→ {printable(_json(call))}"
-    arguments = function.get("arguments")
-    said = arguments if isinstance(arguments, str) else _json(arguments)
-    return f"→ {one_line(str(function.get('name')), 80)}({printable(said)})"
-
-
-def _tool_name(tool: Json) -> str:
-    function = tool.get("function")
-    return str(function.get("name") if isinstance(function, dict) else tool.get("name", tool.get("type", "?")))
+    _block(console, shown, message_text(message), style or _ROLE_STYLES.get(role, "bold"))
 
 
 def _block(console: Console, title: str, text: str, style: str) -> None:
@@ -225,7 +196,3 @@ def _block(console: Console, title: str, text: str, style: str) -> None:
 
 def _ids(console: Console, title: str, values: Sequence[object]) -> None:
     _block(console, title, " ".join(map(str, values)) or "(none recorded)", "dim")
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()
