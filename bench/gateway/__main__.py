@@ -1,14 +1,13 @@
 """The gateway on one core against a bare aiohttp hop on the same core, both before the same instant model server.
 
-Everything but the hop and the gateway runs on the other core. Rounds of hop and gateway alternate; a share is the median of
-the rounds' shares. Every call of the gateway is captured, exported to a collector that writes to a directory, and
-acknowledged; the fence after each round proves it.
+Everything but the hop and the gateway runs on the other core. Rounds of hop and gateway alternate; a share is the
+median of the rounds' shares. Every call of the gateway is captured, exported to a collector that writes to a directory,
+and acknowledged; the fence after each round proves it.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -189,8 +188,8 @@ def _processes(folder: Path, core: int, others: int) -> Iterator[tuple[dict[str,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, {on}),
         )
+        os.sched_setaffinity(process.pid, {on})
         started.append(process)
         pids[name] = process.pid
         assert process.stdout is not None
@@ -253,9 +252,10 @@ def main(argv: Sequence[str]) -> int:
         finally:
             os.sched_setaffinity(0, set(cores))
     method = (
-        f"gateway and bare aiohttp hop alternately on core {cores[0]}, all else on core {cores[-1]}; {ROUNDS} rounds of "
-        f"{options.seconds:g} s, medians; {CONNECTIONS} connections small, 8 of {LARGE_BYTES // 1000} KB with 75,000 prompt ids in the "
-        f"reply; latency at {PACED_RATE:g} calls/s; streams of 200 chunks, 16 at once; every call acknowledged by a collector"
+        f"gateway and bare aiohttp hop in turn on core {cores[0]}, the rest on core {cores[-1]}; {ROUNDS} rounds of "
+        f"{options.seconds:g} s, medians; small: {CONNECTIONS} connections; large: 8 of {LARGE_BYTES // 1000} KB, with "
+        f"75,000 prompt ids in the reply; latency at {PACED_RATE:g} calls/s; streams of 200 chunks, 16 at once; every "
+        "call acknowledged by a collector"
     )
     return report("gateway", method, figures, described, options.output)
 

@@ -97,15 +97,21 @@ class Connection(asyncio.Protocol):
 
 def request(url: str, body: bytes) -> bytes:
     parts = urlsplit(url)
-    head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = (
+        f"POST {parts.path} HTTP/1.1",
+        f"Host: {parts.netloc}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
 async def load(requests: list[bytes], url: str, seconds: float, rate: float | None = None) -> Result:
     """One connection per request, each repeating it for `seconds`; with `rate`, so many calls a second in all."""
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
-    connections = [(await loop.create_connection(Connection, parts.hostname, parts.port))[1] for _ in requests]
+    host, port = parts.hostname or "", parts.port or 80
+    connections = [(await loop.create_connection(Connection, host, port))[1] for _ in requests]
     result = Result()
     start = time.perf_counter()
     end = start + seconds

@@ -1,4 +1,4 @@
-"""An instant model server: vLLM's shapes, ready-made bytes, no HTTP library. `/small`, `/large`, `/stream`, `/first`."""
+"""An instant model server: vLLM's shapes, ready-made bytes, no HTTP library. Paths `/small/…` to `/first/…`."""
 
 from __future__ import annotations
 

@@ -15,12 +15,15 @@ import pytest
 import uuid_utils
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from openai import AsyncStream
+from openai.types.chat import ChatCompletionChunk
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 
 from kitestring_rollout.gateway.app import running
+from kitestring_rollout.gateway.attempts import Attempt
 from kitestring_rollout.gateway.config import GatewayConfig
 from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.session import Session
@@ -83,6 +86,11 @@ class Opened:
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key="anything", **{"max_retries": 0, **options})
 
+    async def stream(self, **changes: Any) -> AsyncStream[ChatCompletionChunk]:
+        created: Any = await self.openai().chat.completions.create(**chat(stream=True, **changes))
+        assert isinstance(created, AsyncStream)
+        return created
+
 
 @dataclass
 class Gateway:
@@ -96,6 +104,8 @@ class Gateway:
     collector: Collector
     records: list[CallRecord] = field(default_factory=list)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """A call is no longer in flight."""
 
     async def admin(
         self, method: str, path: str, body: Json | None = None, credential: str = CREDENTIAL
@@ -154,6 +164,13 @@ def chat(**changes: Any) -> Json:
     return {"model": "policy", "messages": [{"role": "user", "content": "Say hello."}], **changes}
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """For a state that has no event of its own."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 Start = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]
 
 
@@ -202,7 +219,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                 gateway.records.append(call)
                 gateway.recorded.set()
 
+            leave = Attempt.leave
+
+            def left(attempt: Attempt, *parts: Any, **named: Any) -> None:
+                leave(attempt, *parts, **named)
+                gateway.left.set()
+
             monkeypatch.setattr(Session, "record", kept)
+            monkeypatch.setattr(Attempt, "leave", left)
             yield gateway
 
     return started

@@ -103,9 +103,9 @@ class Policy:
             if plan.break_after == number:
                 request.transport.close()  # type: ignore[union-attr]
                 return response
-            if plan.error_after == number:
-                chunk = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            failed = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
+            event = failed if plan.error_after == number else chunk
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
+from aiohttp.hdrs import CONTENT_ENCODING
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from kitestring_rollout.gateway.compression import decompress
 from kitestring_rollout.gateway.errors import Refusal, upstream_failed
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.session import Session
@@ -40,7 +41,7 @@ class AgentTraces:
             raise Refusal(415, "unsupported_media_type", f"spans are taken as {PROTOBUF} (OTLP over HTTP)")
         raw = await request.read()
         left = session.attempt.limits.agent_span_bytes - session.attempt.span_bytes
-        data = decompress(raw, request.headers.get("Content-Encoding", "identity"), left)
+        data = decompress(raw, request.headers.get(CONTENT_ENCODING), left)
         session.attempt.take_span_bytes(len(data))
         body = restamp(data, session.identity)
         try:
@@ -57,25 +58,6 @@ class AgentTraces:
             raise Refusal(400, "spans_refused", f"the collector refused the spans ({reply.status})")
         self._metrics.agent_span_bytes.inc(len(data))
         return web.Response(body=answer, content_type=PROTOBUF)
-
-
-def decompress(raw: bytes, encoding: str, limit: int) -> bytes:
-    """The body without its encoding; Refusal 413 when it is longer than `limit`, 400 or 415 when it cannot be read."""
-    if encoding in ("", "identity"):
-        data = raw
-    elif encoding == "gzip":
-        stream = zlib.decompressobj(wbits=31)
-        try:
-            data = stream.decompress(raw, max(limit, 0) + 1)
-        except zlib.error as error:
-            raise Refusal(400, "invalid_gzip", f"the body is not gzip: {error}") from None
-        if not stream.eof and len(data) <= limit:
-            raise Refusal(400, "invalid_gzip", "the gzip body is cut off")
-    else:
-        raise Refusal(415, "unsupported_encoding", "bodies may be gzip or identity")
-    if len(data) > limit:
-        raise Refusal(413, "span_bytes_limit", "the attempt's limit of bytes of spans is used up")
-    return data
 
 
 def restamp(data: bytes, identity: AttemptIdentity) -> bytes:

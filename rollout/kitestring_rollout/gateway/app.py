@@ -85,7 +85,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
             gates=process.gates,
             memory=process.memory,
             metrics=process.metrics,
-            rules=CallRules(config.sampling, config.media_hosts),
+            rules=CallRules(config.sampling, config.media_hosts, config.max_body_bytes),
         )
         agent_traces = AgentTraces(
             client,
@@ -119,6 +119,7 @@ async def _listen_agents(stack: contextlib.AsyncExitStack, agents: Agents, confi
         request_factory=make_request,
         handler_cancellation=True,  # an agent that goes away aborts its call
         access_log=None,
+        auto_decompress=False,  # with a bound of our own
         max_line_size=16_384,  # the path holds the token
     )
     return await _listen(stack, web.ServerRunner(server, shutdown_timeout=1.0), config.agents, "agents")

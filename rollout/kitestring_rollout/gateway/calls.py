@@ -8,10 +8,12 @@ from typing import Final
 
 import aiohttp
 from aiohttp import web
+from aiohttp.hdrs import CONTENT_ENCODING
 
 from kitestring_api import names
 from kitestring_rollout.gateway.call import Call
 from kitestring_rollout.gateway.capture import Capture
+from kitestring_rollout.gateway.compression import decompress
 from kitestring_rollout.gateway.errors import Refusal
 from kitestring_rollout.gateway.holds import Gates
 from kitestring_rollout.gateway.metrics import Metrics
@@ -51,6 +53,8 @@ class Calls:
         """Answers a call; raises Refusal for one that is not admitted, and for one that fails before anything of its
         reply was sent."""
         raw = await request.read()
+        if CONTENT_ENCODING in request.headers:
+            raw = decompress(raw, request.headers[CONTENT_ENCODING], self._rules.max_body_bytes)
         session.attempt.check_open()
         task = request.task
         call: Call | None = None

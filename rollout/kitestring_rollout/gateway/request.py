@@ -41,6 +41,7 @@ class CallRules:
 
     sampling: Sampling
     media_hosts: tuple[str, ...] = ()
+    max_body_bytes: int = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

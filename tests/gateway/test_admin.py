@@ -1,0 +1,223 @@
+"""The trainer's side: open, fence, end, drain; each idempotent, each error with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from kitestring_rollout.traces.codec import digest
+from kitestring_rollout.traces.identity import root_span_id, trace_id
+from tests.gateway.conftest import Gateway, Opened, Start, chat, opening, until
+from tests.gateway.policy import Plan
+
+END = {
+    "outcome": "Succeeded",
+    "reward": 1.0,
+    "reward_source": "builtin",
+    "exit_code": 0,
+    "seconds": 1.5,
+    "output": "42",
+}
+
+
+def spans(gateway: Gateway) -> list[Span]:
+    return [
+        span
+        for request in gateway.collector.trusted
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
+async def end(gateway: Gateway, opened: Opened, **changes: Any) -> tuple[int, dict[str, Any]]:
+    return await gateway.admin("POST", f"/admin/v1/attempts/{opened.attempt}/end", {**END, **changes})
+
+
+async def test_opening_the_same_attempt_again_answers_the_same(gateway: Gateway) -> None:
+    body = opening()
+    first = await gateway.admin("POST", "/admin/v1/attempts", body)
+    assert first[0] == 200 and await gateway.admin("POST", "/admin/v1/attempts", body) == first
+    opened = first[1]
+    assert opened["epoch"] == gateway.process.epoch and len(opened["epoch"]) == 16
+    assert opened["base_url"] == f"{gateway.urls['agents']}/r/{opened['token']}"
+    assert opened["traceparent"].split("-")[1] == trace_id(body["attempt"]).hex()
+    status, answer = await gateway.admin("POST", "/admin/v1/attempts", {**body, "step": 2})
+    assert (status, answer["reason"]) == (409, "AttemptDiffers")
+
+
+async def test_the_advertised_address_is_what_agents_get(start: Start) -> None:
+    async with start(advertised_url="http://gateway-0.gateway:8080/") as gateway:
+        assert (await gateway.open()).base_url.startswith("http://gateway-0.gateway:8080/r/")
+
+
+async def test_fence_and_end_are_idempotent_and_final(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    for _ in range(3):
+        await gateway.post(opened, chat())
+    first, second = await asyncio.gather(gateway.fence(opened), gateway.fence(opened))
+    assert first == second and first["n_calls"] == 3 and first["lost"] is None
+    assert first["calls"] == {
+        "admitted": 3, "ok": 3, "failed": 0, "cancelled": 0, "undelivered": 0, "rejected": 0, "nonconforming": 0,
+    }  # fmt: skip
+    assert (first["prompt_tokens"], first["completion_tokens"], first["last_message"]) == (12, 12, "Hello")
+    session = gateway.process.registry.find(opened.attempt)
+    assert session is not None and first["digest"] == digest(session.attempt.payload_hashes())
+    one, other = await asyncio.gather(end(gateway, opened), end(gateway, opened))
+    assert one == other and one[0] == 200 and one[1]["digest"] == first["digest"] and one[1]["n_calls"] == 3
+    assert await end(gateway, opened) == one and await gateway.fence(opened) == first
+    status, answer = await end(gateway, opened, reward=0.0)
+    assert (status, answer["reason"]) == (409, "EndDiffers")
+    status, answer = await gateway.admin("POST", "/admin/v1/attempts", opening(attempt=opened.attempt))
+    assert (status, answer["reason"]) == (409, "AttemptClosed")
+    written = spans(gateway)
+    assert len(written) == 4
+    root = written[-1]
+    assert root.span_id == root_span_id(opened.attempt) and {span.parent_span_id for span in written[:3]} == {
+        root.span_id
+    }
+
+
+async def test_ending_needs_the_fence(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    status, answer = await end(gateway, opened)
+    assert (status, answer["reason"]) == (409, "NotFenced")
+    await gateway.fence(opened)
+    status, answer = await gateway.admin("POST", "/admin/v1/attempts", opening(attempt=opened.attempt))
+    assert status == 409
+
+
+async def test_the_fence_aborts_calls_in_flight_and_closes_to_later_ones(gateway: Gateway) -> None:
+    opened = await gateway.open()
+
+    async def between(number: int) -> None:
+        if number == 2:
+            await asyncio.Event().wait()
+
+    gateway.policy.say(Plan(before=asyncio.Event()), Plan(between=between))
+    unary = asyncio.create_task(gateway.post(opened, chat()))
+    await asyncio.wait_for(gateway.policy.arrived.wait(), 5)
+    stream = await opened.stream()
+    await anext(aiter(stream))
+    fenced = await gateway.fence(opened)
+    assert (fenced["n_calls"], fenced["calls"]["cancelled"], fenced["lost"]) == (2, 2, None)
+    status, body = await unary
+    assert (status, body["error"]["code"]) == (410, "attempt_closed")
+    with pytest.raises(openai.APIConnectionError):
+        async for _ in stream:
+            pass
+    assert gateway.policy.aborted.is_set()
+    assert [record.error for record in gateway.records] == ["the attempt was closed"] * 2
+    for path, later in (("/v1/chat/completions", chat()), ("/rewards", {"value": 1.0})):
+        status, body = await gateway.post(opened, later, path)
+        assert (status, body["error"]["code"]) == (410, "attempt_closed")
+
+
+async def test_a_fence_waits_for_the_acknowledgements(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    gateway.collector.before = asyncio.Event()
+    await gateway.post(opened, chat())
+    fence = asyncio.create_task(gateway.fence(opened))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(fence), 0.2)
+    assert (await gateway.admin("GET", "/admin/v1/status"))[1]["spans_pending"] == 1
+    gateway.collector.before.set()
+    assert (await fence)["lost"] is None
+
+
+@pytest.mark.parametrize("status", [400, 503])
+async def test_a_span_that_is_not_taken_makes_the_attempt_lost(start: Start, status: int) -> None:
+    async with start() as gateway:
+        opened = await gateway.open()
+        gateway.collector.status = status
+        assert (await gateway.post(opened, chat()))[0] == 200, "agents do not wait for the collector"
+        fenced = await gateway.fence(opened)
+        assert fenced["lost"] and str(status) in fenced["lost"]
+        answer_status, answer = await end(gateway, opened)
+        assert (answer_status, answer["reason"]) == (503, "SpanLost")
+        gateway.collector.status = 200
+        assert (await end(gateway, opened))[0] == 200, "the end may be tried again"
+        assert b"attempts_lost_total 1.0" in gateway.process.metrics_text()
+
+
+async def test_a_short_outage_of_the_collector_loses_nothing(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    gateway.collector.status = 503
+    await gateway.post(opened, chat())
+    fence = asyncio.create_task(gateway.fence(opened))
+    await until(lambda: gateway.process.exporter.counts.retries > 0)
+    gateway.collector.status = 200
+    assert (await fence)["lost"] is None and gateway.collector.spans == 1
+
+
+async def test_draining_refuses_new_attempts_and_serves_open_ones(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    status, body = await gateway.admin("POST", "/admin/v1/drain")
+    assert status == 200 and body["draining"] is True
+    status, answer = await gateway.admin("POST", "/admin/v1/attempts", opening())
+    assert (status, answer["reason"]) == (503, "Draining")
+    assert (await gateway.post(opened, chat()))[0] == 200
+    await gateway.fence(opened)
+    assert (await end(gateway, opened))[0] == 200
+
+
+async def test_status_counts(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    await gateway.post(opened, chat())
+    await gateway.post(opened, {"model": "none", "messages": [{}]})
+    _, status = await gateway.admin("GET", "/admin/v1/status")
+    assert status["attempts_open"] == 1 and status["calls_total"] == 1 and status["rejected_total"] == 1
+    assert status["completion_tokens_total"] == 4 and status["calls_in_flight"] == 0
+    async with gateway.http.get(gateway.urls["admin"] + "/metrics") as reply:
+        text = await reply.text()
+    assert 'kitestring_gateway_calls_total{outcome="ok"} 1.0' in text and "attempts_open 1.0" in text
+    async with gateway.http.get(gateway.urls["admin"] + "/health") as reply:
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize("credential", ["", "wrong", "admin-secre", "admin-secret2"])
+async def test_the_admin_routes_need_the_credential(gateway: Gateway, credential: str) -> None:
+    status, answer = await gateway.admin("GET", "/admin/v1/status", credential=credential)
+    assert (status, answer["reason"]) == (401, "Unauthorized")
+    status, _ = await gateway.admin("POST", "/admin/v1/attempts", opening(), credential=credential)
+    assert status == 401 and len(gateway.process.registry) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "reason", "says"),
+    [
+        ({"run": "other"}, 400, "WrongRun", "run-1"),
+        ({"attempt": "x"}, 400, "InvalidBody", "attempt"),
+        ({"mode": "fast"}, 400, "InvalidBody", "mode"),
+        ({"surprise": 1}, 400, "InvalidBody", "surprise"),
+        ({"lifetime_seconds": 0}, 400, "InvalidBody", "lifetime_seconds"),
+        ({"limits": {"calls": 0}}, 400, "InvalidBody", "limits.calls"),
+    ],
+)
+async def test_bad_openings_are_refused(
+    gateway: Gateway, changes: dict[str, Any], status: int, reason: str, says: str
+) -> None:
+    found, answer = await gateway.admin("POST", "/admin/v1/attempts", opening(**changes))
+    assert (found, answer["reason"]) == (status, reason) and says in answer["error"]
+
+
+async def test_unknown_attempts_and_routes_are_404(gateway: Gateway) -> None:
+    for path in ("/admin/v1/attempts/x/fence", "/admin/v1/attempts/x/end"):
+        status, answer = await gateway.admin("POST", path, END)
+        assert (status, answer["reason"]) == (404, "UnknownAttempt")
+    assert (await gateway.admin("GET", "/admin/v1/none"))[0] == 404
+
+
+async def test_an_attempt_that_nobody_ends_is_dropped_long_after_its_token_expired(gateway: Gateway) -> None:
+    opened = await gateway.open(lifetime_seconds=10)
+    session = gateway.process.registry.find(opened.attempt)
+    assert session is not None
+    await gateway.process.drop_abandoned(session.attempt.expires + 599)
+    assert len(gateway.process.registry) == 1
+    await gateway.process.drop_abandoned(session.attempt.expires + 601)
+    assert len(gateway.process.registry) == 0
+    assert (await gateway.post(opened, chat()))[0] == 410
