@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     name = "seconds for 10 M tokens"
     return report(
         "rows",
-        f"{len(rollouts)} rollouts of {TURNS} turns, {tokens:,} prompt and reply tokens as sent, scaled to 10 M; one run",
+        f"{len(rollouts)} rollouts of {TURNS} turns, {tokens:,} tokens as sent and answered, scaled to 10 M; one run",
         [Figure(name, seconds, "s", load_ranges(Path(__file__).parent)[name])],
         machine(["numpy"]),
         options.output,

@@ -1,0 +1,1 @@
+"""Quick-start benchmark: from nothing to a better policy."""

@@ -1,0 +1,153 @@
+"""References of a run's files: what they stand for on this machine, and what is said when they stand for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kitestring_cli.documents import load
+from kitestring_cli.run.resolution import LocalRun, UnresolvedError, resolve
+
+
+def files(folder: Path, *, run: dict[str, Any], pool: dict[str, Any], others: list[dict[str, Any]]) -> Path:
+    """A run with its pool; `run` and `pool` are laid over their specs."""
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "rows.jsonl").write_text('{"question": "?"}\n')
+    container = {"name": "agent", "command": ["sh", "agent.sh"]}
+    resources = [
+        {
+            "apiVersion": "kitestring.dev/v1alpha1",
+            "kind": "TrainingRun",
+            "metadata": {"name": "run"},
+            "spec": {
+                "policies": [{"name": "policy", "model": {"path": "model"}}],
+                "tasks": {"train": {"path": "rows.jsonl"}},
+                "rollouts": {"poolRef": {"name": "pool"}},
+                "trainer": {"device": "cpu"},
+                "inference": {"backend": "cpu"},
+                "steps": 1,
+                **run,
+            },
+        },
+        {
+            "apiVersion": "kitestring.dev/v1alpha1",
+            "kind": "RolloutPool",
+            "metadata": {"name": "pool"},
+            "spec": {
+                "template": {"spec": {"containers": [container | pool]}},
+                "reward": {"source": "exitCode"},
+            },
+        },
+        *others,
+    ]
+    path = folder / "files.yaml"
+    path.write_text(yaml.safe_dump_all(resources))
+    return path
+
+
+def resolved(
+    folder: Path,
+    *,
+    run: dict[str, Any] | None = None,
+    pool: dict[str, Any] | None = None,
+    others: list[dict[str, Any]] | None = None,
+) -> LocalRun:
+    documents = load([str(files(folder, run=run or {}, pool=pool or {}, others=others or []))])
+    assert not documents.problems, documents.problems
+    return resolve(documents.runs[0], documents.pools[0], documents)
+
+
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"key": "s3cret"}}
+CONFIG_MAP = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "values"},
+    "data": {"greeting": "hello", "rows": '{"question": "1"}\n\n{"question": "2"}\n'},
+}
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    run = resolved(tmp_path)
+    assert run.model == tmp_path / "model"
+    assert run.train.path == tmp_path / "rows.jsonl"
+    assert run.working_folder == tmp_path
+
+
+def test_secrets_and_config_maps_of_the_files_resolve_references(tmp_path: Path) -> None:
+    env = [
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}},
+        {"name": "GREETING", "valueFrom": {"configMapKeyRef": {"name": "values", "key": "greeting"}}},
+        {"name": "PLAIN", "value": "x"},
+    ]
+    judge = {
+        "name": "judge",
+        "train": False,
+        "endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m", "apiKeySecretRef": {"name": "keys", "key": "key"}},
+    }
+    spec = {
+        "policies": [{"name": "policy", "model": {"path": "model"}}, judge],
+        "tasks": {"train": {"configMap": {"name": "values", "key": "rows"}}},
+    }
+    run = resolved(tmp_path, run=spec, pool={"env": env}, others=[SECRET, CONFIG_MAP])
+    assert run.agent_environment == {"GREETING": "hello", "PLAIN": "x"}
+    assert run.agent_secrets == {"KEY": "s3cret"}, "a Secret's value never stands among the plain ones"
+    assert run.frozen[0].api_key == "s3cret"
+    assert run.train.rows == ({"question": "1"}, {"question": "2"})
+
+
+def test_what_only_a_cluster_applies_is_listed(tmp_path: Path) -> None:
+    pool = {"image": "registry.example/agent:1", "resources": {"limits": {"cpu": "1"}}}
+    run = resolved(tmp_path, run={"scheduling": {"queueName": "team"}}, pool=pool)
+    fields = " ".join(run.not_applied)
+    for field in ("spec.scheduling", "containers[agent].image", "containers[agent].resources"):
+        assert field in fields
+
+
+@pytest.mark.parametrize(
+    ("run", "pool", "words"),
+    [
+        (
+            {"policies": [{"name": "policy", "model": {"huggingFace": {"id": "org/model"}}}]},
+            {},
+            ["spec.policies[0].model", "--set spec.policies[0].model.path="],
+        ),
+        (
+            {"tasks": {"train": {"pvc": {"claimName": "data", "path": "rows.jsonl"}}}},
+            {},
+            ["spec.tasks.train.pvc", "--set spec.tasks.train.path="],
+        ),
+        ({"inference": {"backend": "vllm", "gpusPerReplica": 1}}, {}, ["spec.inference.backend", "--set"]),
+        ({"trainer": {"device": "cuda", "gpusPerNode": 8}}, {}, ["spec.trainer.device", "--set"]),
+        (
+            {},
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "gone", "key": "k"}}}]},
+            ["env[0]", "Secret gone"],
+        ),
+        ({}, {"workingDir": "nowhere"}, ["workingDir", "nowhere"]),
+        ({}, {"command": ["./missing.sh"]}, ["command", "missing.sh"]),
+        (
+            {"storage": {"bucket": "runs", "credentialsSecretRef": {"name": "gone"}}},
+            {},
+            ["spec.storage.credentialsSecretRef", "gone"],
+        ),
+    ],
+)
+def test_what_does_not_resolve(tmp_path: Path, run: dict[str, Any], pool: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnresolvedError) as caught:
+        resolved(tmp_path, run=run, pool=pool)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    spec = {
+        "policies": [{"name": "policy", "model": {"path": "gone"}}],
+        "tasks": {"train": {"path": "gone.jsonl"}},
+    }
+    with pytest.raises(UnresolvedError) as caught:
+        resolved(tmp_path, run=spec, pool={"command": ["./gone.sh"]})
+    assert len(caught.value.problems) == 3
