@@ -326,3 +326,79 @@ async def test_the_queue_answers_strangers_and_nonsense(world: World) -> None:
     }
     assert (status.phase, status.step, status.steps, status.rollouts.planned) == ("RollingOut", 1, 1, 3)
     assert status.rollouts.running >= 1
+
+
+async def post(session: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {QUEUE_CREDENTIAL}"}
+    async with session.post(path, json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+def test_a_finish_that_is_said_twice_at_once_is_answered_twice_and_closes_once(world: World) -> None:
+    answers: list[Any] = []
+    fences: Counter[str] = Counter()
+    twice: set[str] = set()
+    fencing, both_in = asyncio.Event(), asyncio.Event()
+
+    async def on_fence(attempt: str) -> None:
+        fences[attempt] += 1
+        if attempt in twice:
+            fencing.set()
+            await both_in.wait()
+
+    async def agent(world: World, lease: Lease) -> Finish:
+        if lease.rollout.endswith(FIRST):
+            twice.add(lease.attempt)
+            path = f"{world.queue_url}{names.ROUTE_QUEUE_FINISH.format(lease=lease.lease)}"
+            finish = (await answer_right(world, lease)).model_dump(mode="json")
+            async with aiohttp.ClientSession() as session:
+                calls = [asyncio.ensure_future(post(session, path, finish)) for _ in range(2)]
+                await fencing.wait()
+                for _ in range(5):  # what was sent before is read before
+                    async with session.get(f"{world.queue_url}{names.ROUTE_HEALTH}") as response:
+                        assert response.status == 200
+                both_in.set()
+                answers.extend(await asyncio.gather(*calls))
+            return ended(lease, "late")
+        return await answer_right(world, lease)
+
+    world.gateway.on_fence = on_fence
+    _, rollouts = one_step(world, agent)
+    assert [status for status, _ in answers] == [200, 200]
+    assert answers[0] == answers[1] and answers[0][1]["reward"] == 1.0
+    assert set(fences.values()) == {1}
+    assert Counter(status for status, _ in world.replies) == {200: 2, 409: 1}, "the third, late one is refused"
+    assert (rollouts[0]["tries"], rollouts[0]["reward"]) == (1, 1.0)
+
+
+def test_an_executor_that_goes_away_before_it_gets_its_lease_costs_nothing(world: World) -> None:
+    """It asks, the gateway is slow to open, it goes away: the rollout is leased to another at once, without a try."""
+    opening, left = asyncio.Event(), asyncio.Event()
+
+    async def impatient() -> None:
+        await asyncio.to_thread(world.listening.wait)
+        body = {"executor": "impatient", "capacity": 4, "wait_seconds": 30}
+        async with aiohttp.ClientSession() as session:
+            asking = asyncio.ensure_future(post(session, f"{world.queue_url}{names.ROUTE_QUEUE_LEASE}", body))
+            await opening.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        left.set()
+        world.start_workers()
+
+    async def slow(attempt: str) -> None:
+        opening.set()
+        await left.wait()
+
+    world.gateway.on_open = slow
+    started = world.backstage.submit(impatient())
+    result = run(world.config(**ONE_STEP, timing=Timing(lease=60.0, proof=5.0, poll=0.01)), world.announce)
+    started.result(5)
+    check_books(world, "t000001")
+    assert result.rollouts == {"Succeeded": 3}
+    assert all(rollout["tries"] == 1 for rollout in world.commit("t000001")["rollouts"])
+    assert len(world.gateway.opens) == 6, "three were opened in vain"
+    abandoned = [
+        one.ended for one in world.gateway.attempts.values() if one.ended and one.ended.outcome == "Infrastructure"
+    ]
+    assert len(abandoned) == 3

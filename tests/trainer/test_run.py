@@ -211,7 +211,7 @@ def test_steps_without_a_group_are_skipped_until_it_is_too_many(world: World) ->
     result = run(config, world.announce)
     assert (result.phase, result.reason, result.exit_code, result.step) == ("Failed", "StepsSkipped", 1, 2)
     assert result.message == (
-        "2 steps in a row had no group to learn from; 6 of 6 rollouts: AgentFailed: exit code 1: "
+        "2 steps in a row: the last had no group to learn from; 6 of 6 rollouts: AgentFailed: exit code 1: "
         "ModuleNotFoundError: No module named 'langgraph'"
     )
     assert result.skipped_steps == 2

@@ -96,8 +96,8 @@ def test_the_limit_counts_rows(tmp_path: Path) -> None:
 
 
 def test_parquet_rows_are_the_same(tmp_path: Path) -> None:
-    import pyarrow  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow
+    import pyarrow.parquet
 
     path = tmp_path / "tasks.parquet"
     rows = [{"question": "2+3", "answer": "5"}, {"question": "1+1", "answer": "2"}]

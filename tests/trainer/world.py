@@ -119,6 +119,7 @@ class FakeGateway:
         """Rollouts whose end record never reaches storage although it is confirmed."""
         self.vanishing: set[str] = set()
         """Rollouts whose attempt is gone between the writing of its end record and the answer."""
+        self.on_open: Callable[[str], Awaitable[None]] | None = None
         self.on_fence: Callable[[str], Awaitable[None]] | None = None
         app = web.Application()
         app.router.add_post(names.ROUTE_ADMIN_ATTEMPTS, self._open)
@@ -192,6 +193,8 @@ class FakeGateway:
             body.run, body.rollout, body.attempt, body.group, body.task, body.step, body.mode, self.epoch
         )
         self.opens.append(body)
+        if self.on_open is not None:
+            await self.on_open(body.attempt)
         self.attempts[body.attempt] = OpenOne(body, identity, CallEncoder(identity))
         return _answer(
             OpenedAttempt(

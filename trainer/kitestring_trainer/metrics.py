@@ -36,8 +36,14 @@ class MetricsFile:
 
     def has_step(self, step: int) -> bool:
         """Whether the figures of a step's rollouts are there."""
-        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        return any(found["step"] == step and "reward_mean" in found for found in map(orjson.loads, lines))
+        return any(line["step"] == step and "reward_mean" in line for line in self._lines())
+
+    def tokens(self) -> int:
+        """Prompt and completion tokens of all steps that are there."""
+        return sum(line.get("prompt_tokens", 0) + line.get("completion_tokens", 0) for line in self._lines())
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [orjson.loads(line) for line in self._path.read_bytes().splitlines()] if self._path.exists() else []
 
     def append(self, line: Mapping[str, Any]) -> None:
         with self._path.open("ab") as file:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,12 +32,13 @@ from kitestring_trainer.metrics import (
     update_metrics,
     validation_metrics,
 )
-from kitestring_trainer.outcome import committed_rollouts, commonest_reason
-from kitestring_trainer.plan import StepPlan, plan_training_step, plan_validation
-from kitestring_trainer.queue.rollouts import Restored, RolloutResult
+from kitestring_trainer.outcome import commonest_reason
+from kitestring_trainer.plan import plan_training_step, plan_validation
+from kitestring_trainer.plan_runner import PlanRunner, ServedPolicy
+from kitestring_trainer.queue.rollouts import RolloutResult
 from kitestring_trainer.queue.thread import QueueThread
-from kitestring_trainer.restoring import Archive, recommitted, remains
-from kitestring_trainer.samples.batches import SampleRules, ScoredRollout, make_samples
+from kitestring_trainer.restoring import Archive
+from kitestring_trainer.samples.batches import SampleRules, Samples, ScoredRollout, make_samples
 from kitestring_trainer.samples.rows import RowLimits
 from kitestring_trainer.samples.transitions import transitions
 from kitestring_trainer.status import StatusBoard
@@ -78,17 +80,6 @@ class Totals:
     validation: list[ValidationResult] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rolled:
-    """A plan that was run. `redone`: its commit was written by an earlier incarnation, and `replaces` a commit that
-    it does not make use of."""
-
-    commit: StepCommit
-    results: Sequence[RolloutResult]
-    redone: bool = False
-    replaces: StepCommit | None = None
-
-
 @dataclass(slots=True)
 class _Clock:
     """Wall seconds of the phases of the step in progress."""
@@ -108,8 +99,8 @@ class StepRunner:
 
     def __init__(self, config: TrainerConfig, parts: Parts) -> None:
         self._spec = config.spec
-        self._rules = config.rules
         self._parts = parts
+        self._plans = PlanRunner(config.rules, parts.ledger, parts.queue, parts.archive, parts.history)
         self._incarnation = parts.history[-1]
         self._version: str | None = None
         self._accepted: frozenset[str] | None = None
@@ -120,8 +111,7 @@ class StepRunner:
         self._skipped_in_row = 0
         self._clock = _Clock(time.monotonic(), time.monotonic())
         self._line: dict[str, Any] = {}
-        self._started = time.monotonic()
-        self._first_step = self._incarnation.resumed_step + 1
+        self._first_began: float | None = None
         self.totals = Totals()
 
     # --- the way in ---
@@ -145,6 +135,9 @@ class StepRunner:
         for commit in self._parts.ledger.commits(MODE_TRAIN):
             if commit.step <= last:
                 self._count(commit)
+                self._skipped_in_row = 0 if commit.counted else self._skipped_in_row + 1
+                self.totals.skipped_steps += not commit.counted
+        self.totals.tokens = self._parts.metrics.tokens()
         for mode, _ in validation_modes(self._spec.validation):
             for commit in self._parts.ledger.commits(mode):
                 if self._still_true(commit) and commit.validation is not None:
@@ -166,10 +159,8 @@ class StepRunner:
             self._parts.metrics.append({"step": step, "skipped": not commit.counted, **rollout_metrics(commit, ())})
         if validation_due(step, self._spec.steps, self._spec.validation):
             self._validate_between(step)
-        if self._weights is not None and export_due(step, self._spec.steps, self._spec.checkpoints.every):
-            known = {exported.step for exported in self._parts.checkpoints.index.exported}
-            if step not in known:
-                self._export(step, degraded=False)
+        if step not in {exported.step for exported in self._parts.checkpoints.index.exported}:
+            self._export(step, degraded=False)
 
     # --- StepSource ---
 
@@ -177,6 +168,7 @@ class StepRunner:
         """Have the rollouts of `step` run, commit them, and make its batch."""
         self._join_early()
         self._clock = _Clock(time.monotonic(), time.monotonic())
+        self._first_began = self._first_began or self._clock.started
         self._parts.board.update(phase="RollingOut", step=step, message=None)
         rollouts = self._spec.rollouts
         plan = plan_training_step(
@@ -186,26 +178,26 @@ class StepRunner:
             tasks_per_step=rollouts.tasks_per_step,
             group_size=rollouts.group_size,
         )
-        rolled = self._roll_out(plan, self._parts.train_tasks, rollouts.min_group_size)
-        commit, results = rolled.commit, rolled.results
-        if not rolled.redone:
-            self._parts.ledger.put_commit(commit, replaces=rolled.replaces)
+        ended = self._plans.run(plan, self._parts.train_tasks, self._policy(), rollouts.min_group_size)
+        commit, results = ended.commit, ended.results
+        self._plans.commit(ended)
         self._clock.lap("rollout")
         samples = make_samples(step, self._version or "", self._scored(commit, results), self._sample_rules())
         self._parts.ledger.put_samples(step, samples.records)
         self._count(commit)
         figures = rollout_metrics(commit, results)
+        nothing = self._nothing_to_learn(commit, samples)
         self._line = {
             "step": step,
-            "skipped": not commit.counted,
-            "redone": rolled.redone,
+            "skipped": nothing is not None,
+            "redone": ended.redone,
             **figures,
             **sample_metrics(samples),
         }
         self.totals.tokens += figures["prompt_tokens"] + figures["completion_tokens"]
         self._parts.board.update(phase="Updating", reward=figures["reward_mean"])
         self._publish()
-        self._skip_or_not(commit)
+        self._skip_or_not(step, nothing)
         self._clock.lap("samples")
         return samples.batch
 
@@ -242,59 +234,13 @@ class StepRunner:
         if validation_due(step, self._spec.steps, self._spec.validation):
             results = self._validate(step)
             self._clock.lap("validation")
-        if self._weights is not None and export_due(step, self._spec.steps, self._spec.checkpoints.every):
-            self._export(step, degraded=degraded)
-            self._clock.lap("export")
+        self._export(step, degraded=degraded)
         return self._write_down(step, metrics, results)
 
-    # --- rollouts ---
+    # --- samples ---
 
-    def _roll_out(self, plan: StepPlan, tasks: TaskSet, min_group_size: int) -> _Rolled:
-        """Run a plan to its end; or what is left of it when an earlier incarnation had begun it.
-
-        The commit is the caller's to write, unless it is one that is made use of again.
-        """
-        ledger, accepted = self._parts.ledger, self._accepted
-        accepts = None if accepted is None else accepted.__contains__
-        restored: Mapping[str, Restored] = {}
-        superseded: tuple[str, ...] = ()
-        old: StepCommit | None = None
-        before = ledger.plan(plan.mode, plan.step) if len(self._parts.history) > 1 else None
-        if before is None:
-            ledger.put_plan(plan)
-        else:
-            plan, written = before
-            old = ledger.commit(plan.mode, plan.step)
-            planned = frozenset(plan.rollouts)
-            proofs = list(self._parts.archive.ended(written, planned.__contains__))
-            if old is not None and (accepted is None or old.policy_version in accepted):
-                restored = recommitted(old, proofs, self._rules.tries)
-                return _Rolled(old, self._run(plan, tasks, accepts, restored), redone=True)
-            left = remains(plan, proofs, accepts, self._rules.tries)
-            restored, superseded = left.restored, left.superseded
-            logger.info("%s: %d rollouts kept, %d superseded", plan.name, len(restored), len(superseded))
-        results = self._run(plan, tasks, accepts, restored)
-        commit = StepCommit(
-            run=self._rules.run,
-            mode=plan.mode,
-            step=plan.step,
-            incarnation=self._incarnation.number,
-            policy_version=self._version,
-            unix_time=time.time(),
-            rollouts=committed_rollouts(results, min_group_size),
-            superseded=superseded,
-        )
-        return _Rolled(commit, results, replaces=old)
-
-    def _run(
-        self,
-        plan: StepPlan,
-        tasks: TaskSet,
-        accepts: Callable[[str], bool] | None,
-        restored: Mapping[str, Restored],
-    ) -> Sequence[RolloutResult]:
-        queue = self._parts.queue
-        return queue.call(queue.queue.run_plan(plan, tasks, accepted=accepts, restored=restored))
+    def _policy(self) -> ServedPolicy:
+        return ServedPolicy(self._version, self._accepted)
 
     def _scored(self, commit: StepCommit, results: Sequence[RolloutResult]) -> list[ScoredRollout]:
         """Every rollout with a reward; groups that are too small are left out by the samples, with their reason."""
@@ -321,19 +267,25 @@ class StepRunner:
             updates=algorithm.updates_per_step,
         )
 
-    def _skip_or_not(self, commit: StepCommit) -> None:
-        if commit.counted:
+    def _nothing_to_learn(self, commit: StepCommit, samples: Samples) -> str | None:
+        """Why nothing can be learned from a step; None when something can."""
+        if not commit.counted:
+            return f"had no group to learn from; {commonest_reason(commit.rollouts)}"
+        if self._parts.servers is None or samples.batch.rows:
+            return None
+        reasons = Counter(record.excluded for record in samples.records).most_common(1)
+        return f"had no token to learn from; replies are excluded: {reasons[0][0] if reasons else 'there are none'}"
+
+    def _skip_or_not(self, step: int, reason: str | None) -> None:
+        if reason is None:
             self._skipped_in_row = 0
             return
         self._skipped_in_row += 1
         self.totals.skipped_steps += 1
-        reason = commonest_reason(commit.rollouts)
-        logger.warning("step %d is skipped: no group to learn from; %s", commit.step, reason)
+        logger.warning("step %d is skipped: it %s", step, reason)
         self._parts.board.update(skipped_steps=self.totals.skipped_steps)
         if self._skipped_in_row >= self._spec.failure_policy.max_skipped_steps:
-            raise RunFailedError(
-                REASON_STEPS_SKIPPED, f"{self._skipped_in_row} steps in a row had no group to learn from; {reason}"
-            )
+            raise RunFailedError(REASON_STEPS_SKIPPED, f"{self._skipped_in_row} steps in a row: the last {reason}")
 
     # --- validation and checkpoints ---
 
@@ -369,21 +321,25 @@ class StepRunner:
 
     def _validate_one(self, step: int, mode: ValidationMode, repeats: int, tasks: TaskSet) -> ValidationResult:
         plan = plan_validation(mode=mode, step=step, n_tasks=len(tasks), repeats=repeats)
-        rolled = self._roll_out(plan, tasks, min_group_size=1)
-        result = validation_result(mode, rolled.commit, rolled.results)
-        if not rolled.redone:
-            self._parts.ledger.put_commit(replace(rolled.commit, validation=result), replaces=rolled.replaces)
+        ended = self._plans.run(plan, tasks, self._policy(), min_group_size=1)
+        result = validation_result(mode, ended.commit, ended.results)
+        self._plans.commit(ended, result)
         return result
 
     def _export(self, step: int, *, degraded: bool) -> None:
-        assert self._weights is not None
+        """Export the model when that is due, or when it is the best by validation so far."""
+        if self._weights is None or step == 0:
+            return
         reward = next(
             (r.reward for r in self.totals.validation if r.step == step and r.mode == MODE_VALIDATION_SAMPLED), None
         )
         checkpoints = self._parts.checkpoints
         best = not degraded and checkpoints.is_better(reward)
+        if not best and not export_due(step, self._spec.steps, self._spec.checkpoints.every):
+            return
         folder = checkpoints.export(step, self._weights.path, reward, is_best=best)
         self._parts.board.update(checkpoint=str(folder))
+        self._clock.lap("export")
 
     # --- figures ---
 
@@ -423,11 +379,10 @@ class StepRunner:
             "tokens_per_second": tokens / elapsed if elapsed else None,
         }
         self._parts.metrics.append(line)
-        done = step - self._first_step + 1
-        left = self._spec.steps - step
+        assert self._first_began is not None
+        per_step = (time.monotonic() - self._first_began) / (step - self._incarnation.resumed_step)
         self._parts.board.update(
-            tokens_per_second=line["tokens_per_second"],
-            eta_seconds=left * (time.monotonic() - self._started) / done,
+            tokens_per_second=line["tokens_per_second"], eta_seconds=(self._spec.steps - step) * per_step
         )
         return {
             f"rollout/{key}": float(value)

@@ -131,8 +131,8 @@ def _jsonl(path: Path) -> Iterator[object]:
 
 
 def _parquet(path: Path) -> Iterator[object]:
-    import pyarrow  # type: ignore[import-untyped]  # noqa: PLC0415  heavy
-    import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: PLC0415
+    import pyarrow  # noqa: PLC0415  heavy
+    import pyarrow.parquet  # noqa: PLC0415
 
     try:
         file = pyarrow.parquet.ParquetFile(path)

@@ -16,7 +16,7 @@ import uuid_utils
 from kitestring_api.names import CLASS_INFRASTRUCTURE, CLASS_INVALID_TASK
 from kitestring_rollout.protocol.gateway_admin import OpenAttempt
 from kitestring_rollout.protocol.queue import Finish, FinishReply, Lease
-from kitestring_trainer.errors import RunFailedError, UserMistakeError
+from kitestring_trainer.errors import RunFailedError, RunStoppedError, UserMistakeError
 from kitestring_trainer.plan import PlannedGroup, StepPlan
 from kitestring_trainer.queue.closing import Scorer, close_attempt
 from kitestring_trainer.queue.gateways import Gateways, NoGatewayError
@@ -126,6 +126,7 @@ class RolloutQueue:
     async def close(self) -> None:
         """End the run: every executor is told (410), attempts in progress are left without an end."""
         self._ended = True
+        self.fail(RunStoppedError("the rollout queue has closed"))
         await self._notify()
         self._ticker.cancel()
         await asyncio.to_thread(self._watch.stop)
