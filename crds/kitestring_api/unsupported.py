@@ -98,11 +98,11 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet(
         names.KIND_TRAINING_RUN,
         "spec.algorithm.advantage",
-        "reinforce++, gae",
-        _is_not("grpo", "rloo", "reinforce++-baseline"),
-        "grpo, rloo, reinforce++-baseline",
+        "gae",
+        _is_not("grpo", "rloo", "reinforce++", "reinforce++-baseline"),
+        "grpo, rloo, reinforce++, reinforce++-baseline",
         "advantages are made from the rewards of a group, without a critic",
-        "use grpo, rloo or reinforce++-baseline",
+        "use one of the others",
     ),
     NotYet(
         names.KIND_TRAINING_RUN,

@@ -20,7 +20,7 @@ CASES: tuple[tuple[dict[str, Any], str, Any], ...] = (
     ({"spec.rollouts.async.maxStaleness": 1}, "spec.rollouts.async.maxStaleness", 1),
     ({"spec.rollouts.refill": True}, "spec.rollouts.refill", True),
     ({"spec.algorithm.advantage": "gae"}, "spec.algorithm.advantage", "gae"),
-    ({"spec.algorithm.advantage": "reinforce++"}, "spec.algorithm.advantage", "reinforce++"),
+    ({"spec.algorithm.advantage": "gae"}, "spec.algorithm.advantage", "gae"),
     ({"spec.algorithm.loss.kind": "gspo"}, "spec.algorithm.loss.kind", "gspo"),
     ({"spec.algorithm.loss.kl.coefficient": 0.1}, "spec.algorithm.loss.kl.coefficient", 0.1),
     ({"spec.algorithm.credit.kind": "discounted"}, "spec.algorithm.credit.kind", "discounted"),
