@@ -67,8 +67,8 @@ class TrainerConfig(Part):
 
     @property
     def policy(self) -> Policy:
-        """The policy that is trained."""
-        return self.spec.trained_policies[0]
+        """The policy that agents get as their model: the trained one, or the first where nothing is trained."""
+        return (self.spec.trained_policies or tuple(self.spec.policies))[0]
 
     @property
     def rules(self) -> QueueRules:

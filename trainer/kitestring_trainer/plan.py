@@ -12,10 +12,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kitestring_api.names import MODE_TRAIN, MODE_VALIDATION_GREEDY, MODE_VALIDATION_SAMPLED
+from kitestring_api.names import MODE_TRAIN, MODE_TRY, MODE_VALIDATION_GREEDY, MODE_VALIDATION_SAMPLED
 from kitestring_rollout.protocol.gateway_admin import Mode
 
-LETTERS: Final[dict[Mode, str]] = {MODE_TRAIN: "t", MODE_VALIDATION_GREEDY: "g", MODE_VALIDATION_SAMPLED: "s"}
+LETTERS: Final[dict[Mode, str]] = {
+    MODE_TRAIN: "t",
+    MODE_VALIDATION_GREEDY: "g",
+    MODE_VALIDATION_SAMPLED: "s",
+    MODE_TRY: "y",
+}
 """First letter of the names of a plan, its groups and its rollouts."""
 
 
