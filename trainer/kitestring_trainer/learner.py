@@ -38,7 +38,7 @@ class TrainerLostError(RunFailedError):
         super().__init__(names.REASON_TRAINER_LOST, message)
 
 
-class RunEnded(Exception):  # noqa: N818 - an outcome, not an error
+class RunEnded(Exception):
     """Raised by a `StepSource` in `step_finished`: no further step; the learner closes the run in good order."""
 
 

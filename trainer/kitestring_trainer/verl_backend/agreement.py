@@ -26,9 +26,8 @@ def agreement(
 
 
 def _correlation(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float | None:
-    """Pearson's; None where it is not defined: one token, or all probabilities the same."""
-    if len(x) < 2:
+    """Pearson's; None where it is not defined: one token, or all probabilities the same (up to rounding)."""
+    if len(x) < 2 or min(np.ptp(x), np.ptp(y)) < 1e-6:
         return None
     x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else None
+    return float(x @ y / np.sqrt((x @ x) * (y @ y)))

@@ -6,18 +6,29 @@ statistics, and one idle worker process per CPU it thinks it has.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from kitestring_trainer.learner import LearnerConfig
-from kitestring_trainer.verl_backend import folders
+from kitestring_trainer.verl_backend import reaper
 from kitestring_trainer.verl_backend.names import THREADS_VARIABLE
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Ray's object store carries calls and numbers only: rows go through TransferQueue's own sockets."""
+
+START_SECONDS = 120.0
+FOLDER_PREFIX = "kitestring-"
 
 
 def environment(config: LearnerConfig) -> dict[str, str]:
@@ -30,7 +41,12 @@ def environment(config: LearnerConfig) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        # A call to a cluster that is gone must fail, not start another one.
+        "RAY_ENABLE_AUTO_CONNECT": "0",
         "TQ_NUM_THREADS": "2",
+        "TQDM_DISABLE": "1",
+        # Threads that wait must sleep: spinning, two of them on two busy cores are ten times slower than one.
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
     if config.device == "cpu":
         threads = config.threads or max(1, (os.cpu_count() or 1) // config.gpus_per_node)
@@ -50,32 +66,117 @@ def own_cluster_environment() -> dict[str, str]:
     }
 
 
-@contextmanager
-def ray_cluster(config: LearnerConfig) -> Iterator[None]:
-    """Connect to the run's Ray cluster, or start one that ends with the context."""
-    import ray  # noqa: PLC0415
+class RayCluster:
+    """The run's Ray cluster: connected to, or started on this machine and ended with the run."""
 
-    if config.cluster_address is not None:
-        ray.init(address=config.cluster_address, runtime_env={"env_vars": environment(config)}, log_to_driver=True)
-        try:
-            yield
-        finally:
-            ray.shutdown()
-        return
-    processes = config.gpus_per_node
-    # Sockets lie below it: the path must be short.
-    with folders.temporary_folder(Path(tempfile.mkdtemp(prefix="ks-"))) as folder:
-        try:
+    def __init__(self, config: LearnerConfig) -> None:
+        self._config = config
+        self._stopping = threading.Lock()
+        self._folder: Path | None = None
+        self._reaper: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        import ray  # noqa: PLC0415
+
+        if self._config.cluster_address is not None:
+            variables = {"env_vars": environment(self._config)}
+            ray.init(address=self._config.cluster_address, runtime_env=variables, log_to_driver=True)
+            return
+        # Ray's sockets lie below it: the path must be short.
+        _remove_abandoned_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+        processes = self._config.gpus_per_node
+        with _patience():
             ray.init(
                 address="local",
-                num_cpus=3 * processes + 4,
+                # verl reserves 3 per training process; TransferQueue's two processes take 1 each.
+                num_cpus=3 * processes + 3,
+                # Names only: a training process on CPU asks for a share of one, too.
                 num_gpus=processes,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=True,
-                _temp_dir=str(folder),
+                _temp_dir=str(self._folder),
                 _node_ip_address="127.0.0.1",
             )
-            yield
-        finally:
+        self._reaper = _start_reaper(_processes_of_own_cluster())
+
+    def stop(self) -> None:
+        """End all of it; may be called again, and from any thread."""
+        import ray  # noqa: PLC0415
+
+        with self._stopping:
+            processes = _processes_of_own_cluster() if self._folder is not None else []
             ray.shutdown()
+            _end(processes)
+            if self._reaper is not None:
+                self._reaper.communicate()
+                self._reaper = None
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+
+def _remove_abandoned_folders() -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}[0-9]*-*"):
+        owner = int(folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0])
+        if not psutil.pid_exists(owner):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _processes_of_own_cluster() -> list[psutil.Process]:
+    """Ray's processes on this machine and all that they started."""
+    from ray._private import worker  # noqa: PLC0415
+
+    node = worker._global_node
+    found: list[psutil.Process] = []
+    for _, process in node.live_processes() if node is not None else []:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(process.pid)
+            found += [root, *root.children(recursive=True)]
+    return found
+
+
+def _start_reaper(processes: list[psutil.Process]) -> subprocess.Popen[str]:
+    """A process that ends `processes` when this one is killed."""
+    command = [sys.executable, "-I", "-S", reaper.__file__]
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    assert started.stdin is not None
+    for process in processes:
+        started.stdin.write(f"{process.pid} {reaper.start_time(process.pid)}\n")
+    started.stdin.flush()
+    return started
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Kill what is left of `processes`: Ray's agents notice only after a minute that they are alone."""
+    _, left = psutil.wait_procs(processes, timeout=1.0)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=5.0)
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """Ray gives its processes 30 seconds to come up; on two busy cores that may not be enough."""
+    from ray._private import services  # noqa: PLC0415
+
+    look_once = services.get_node
+    deadline = time.monotonic() + START_SECONDS
+
+    def look(gcs_address: str, node_id: str) -> Any:
+        while True:
+            try:
+                return look_once(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = look
+    try:
+        yield
+    finally:
+        services.get_node = look_once

@@ -1,30 +1,70 @@
-"""verl's task runner, in this process."""
+"""What verl's task runner does, in this process instead of an actor's, with the waits overlapped.
+
+verl starts one thing after another: TransferQueue's processes, then the training processes, each importing torch for
+seconds. Here they start at the same time.
+"""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ray
 import transfer_queue as tq
-from verl.trainer.main_ppo import TaskRunnerV1
+from omegaconf import OmegaConf
+from verl.single_controller.ray.base import RayWorkerGroup
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
 
 from kitestring_trainer.learner import LearnerConfig
-from kitestring_trainer.verl_backend import guard, settings, trainer
+from kitestring_trainer.verl_backend import guard, settings
 from kitestring_trainer.verl_backend.feed import RolloutFeed
+from kitestring_trainer.verl_backend.trainer import ExternalTrainer, without_servers
+from kitestring_trainer.verl_backend.watch import ClusterWatch
 
 
-class InProcessRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc, name-defined]
-    """verl runs its task runner as a Ray actor: another process and another import of verl. It needs neither."""
+def train(config: LearnerConfig, feed: RolloutFeed, on_death: Callable[[str], None]) -> None:
+    """Run verl's trainer to the end, in a Ray cluster that this process is connected to.
 
-    def __init__(self, config: LearnerConfig, feed: RolloutFeed) -> None:
-        super().__init__()
-        self._learner_config, self._feed = config, feed
-
-    def init_agent_loop_manager(self) -> None:
-        self.agent_loop_manager = self._feed
-
-
-def train(config: LearnerConfig, feed: RolloutFeed) -> None:
+    `on_death(what)` is called from another thread when a process of the run has died; this call may then never end.
+    """
     guard.check_signatures()
-    trainer.without_servers()
-    trainer.ExternalTrainer.settings, trainer.ExternalTrainer.feed = config, feed
-    InProcessRunner(config, feed).run(settings.compose(config))
+    verl_config = settings.compose(config)
+    validate_config(verl_config, need_reference_policy(verl_config), need_critic(verl_config))
+    verl_config.transfer_queue.enable = True
+    OmegaConf.resolve(verl_config)
+    without_servers()
+    if config.nodes == 1:
+        RayWorkerGroup._get_master_addr_port = _rendezvous_here
+    trainer = ExternalTrainer(verl_config, config, feed)
+    watch = ClusterWatch(on_death)
+    watch.start()
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="transfer-queue") as pool:
+            queue_started = pool.submit(tq.init, verl_config.transfer_queue)
+            trainer.init()
+            queue_started.result()
+        trainer.fit(feed)
+    finally:
+        watch.close()
+        _finish(trainer)
+
+
+def _finish(trainer: ExternalTrainer) -> None:
+    try:
+        tracking = getattr(trainer, "logger", None)
+        if tracking is not None:
+            tracking.finish(exit_code=0)
+    finally:
+        tq.close()
+
+
+def _rendezvous_here(
+    group: Any, placement_group: object, bundle_index: int = 0, master_port_range: list[int] | None = None
+) -> None:
+    """Where the training processes of one node meet. verl asks a Ray task for it: one more process that imports verl."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        group._master_addr, group._master_port = ray.util.get_node_ip_address(), str(free.getsockname()[1])

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 WEIGHTS_MARKER = "kitestring_weights.json"
@@ -19,12 +18,9 @@ MODEL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
 WEIGHT_INDEX = "model.safetensors.index.json"
 
 
-def write_folder(final: Path, marker: str, content: Mapping[str, object]) -> _Writing:
-    """`with write_folder(path, MARKER, {...}) as temporary:` fill `temporary`; then it appears at `final` at once."""
-    return _Writing(final, marker, content)
+class WholeFolder:
+    """`with WholeFolder(path, MARKER, {...}) as temporary:` fill `temporary`; then it appears at `path` at once."""
 
-
-class _Writing:
     def __init__(self, final: Path, marker: str, content: Mapping[str, object]) -> None:
         self._final, self._marker, self._content = final, marker, content
         self._temporary = final.with_name(f".{final.name}.part")
@@ -84,6 +80,13 @@ def prune(root: Path, prefix: str, marker: str, keep: int) -> None:
         shutil.rmtree(folder)
 
 
+def drop_later(root: Path, prefix: str, number: int) -> None:
+    """Remove folders with a number beyond `number`: an earlier life of the run wrote them and they are superseded."""
+    for folder in root.glob(f"{prefix}[0-9]*"):
+        if int(folder.name.removeprefix(prefix)) > number:
+            shutil.rmtree(folder)
+
+
 def newest_state(root: Path) -> Path | None:
     """The resumable state to go on from; None when there is none."""
     states = complete(root, "state-", STATE_MARKER)
@@ -103,17 +106,7 @@ def export_weights(weights: Path, destination: Path) -> None:
     content = read_marker(weights, WEIGHTS_MARKER)
     if content is None:
         raise FileNotFoundError(f"{weights} is no complete weights folder")
-    with write_folder(destination, WEIGHTS_MARKER, content) as folder:
+    with WholeFolder(destination, WEIGHTS_MARKER, content) as folder:
         for path in weights.iterdir():
             if path.name != WEIGHTS_MARKER:
                 shutil.copyfile(path, folder / path.name)
-
-
-@contextmanager
-def temporary_folder(path: Path) -> Iterator[Path]:
-    """`path`, created, and removed again on the way out."""
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

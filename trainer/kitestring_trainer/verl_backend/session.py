@@ -1,21 +1,20 @@
-"""A run of the learner: start everything, train, end everything."""
+"""A run of the learner: start everything, train, end everything, on every way out."""
 
 from __future__ import annotations
 
-import logging
+import importlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from kitestring_trainer.errors import RunStoppedError
-from kitestring_trainer.learner import LearnerConfig, StepSource
+from kitestring_trainer.learner import LearnerConfig, StepSource, TrainerLostError
 from kitestring_trainer.verl_backend import cluster, guard, settings, states
 from kitestring_trainer.verl_backend.feed import RolloutFeed, StopRequestedError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-logger = logging.getLogger(__name__)
+GRACE_SECONDS = 5.0
+"""After a process has died: for whoever waits for it to say so, which tells more than that it is dead."""
 
 
 class VerlLearner:
@@ -32,14 +31,16 @@ class VerlLearner:
         states.check_state(config)
         self._config = config
         self._feed: RolloutFeed | None = None
-        self._stop = threading.Event()
+        self._stop_requested = False
 
     def request_stop(self) -> None:
-        self._stop.set()
+        """See `Learner`. A call of `StepSource.step_batch` that is in progress is left to its own devices."""
+        self._stop_requested = True
         if self._feed is not None:
             self._feed.request_stop()
 
     def run(self, source: StepSource) -> None:
+        """See `Learner`. May be called from any thread, and touches no signal handler."""
         config = self._config
         for folder in (config.weights, config.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
@@ -47,15 +48,58 @@ class VerlLearner:
         if config.cluster_address is None:
             os.environ.update(cluster.own_cluster_environment())
         self._feed = RolloutFeed(source)
-        if self._stop.is_set():
+        if self._stop_requested:
             self._feed.request_stop()
-        with cluster.ray_cluster(config):
+        ray_cluster = cluster.RayCluster(config)
+        trained: Future[None] = Future()
+        lost: Future[str] = Future()
+        # verl's loop waits in places that nothing can interrupt, so it has a thread that can be given up.
+        work = threading.Thread(target=self._work, args=(ray_cluster, trained, lost), name="verl", daemon=True)
+        work.start()
+        try:
+            _first(trained, lost).wait()
+            self._settle(trained, lost)
+        finally:
+            # The thread has done it unless it hangs or is given up.
+            ray_cluster.stop()
+
+    def _work(self, ray_cluster: cluster.RayCluster, trained: Future[None], lost: Future[str]) -> None:
+        try:
             try:
-                self._train(self._feed)
-            except StopRequestedError as error:
-                raise RunStoppedError("stopped before the next update") from error
+                self._train(ray_cluster, lost)
+            finally:
+                # Ray ends at once for the thread that started it, and keeps any other waiting.
+                ray_cluster.stop()
+        except BaseException as error:  # noqa: BLE001 - raised again by run(), in its caller's thread
+            trained.set_exception(error)
+        else:
+            trained.set_result(None)
 
-    def _train(self, feed: RolloutFeed) -> None:
-        from kitestring_trainer.verl_backend.driver import train  # noqa: PLC0415
+    def _train(self, ray_cluster: cluster.RayCluster, lost: Future[str]) -> None:
+        assert self._feed is not None
+        with ThreadPoolExecutor(1, thread_name_prefix="import-verl") as pool:
+            # Both take seconds, and Ray's are spent in other processes.
+            driver = pool.submit(importlib.import_module, "kitestring_trainer.verl_backend.driver")
+            ray_cluster.start()
+            driver.result().train(self._config, self._feed, lost.set_result)
 
-        train(self._config, feed)
+    def _settle(self, trained: Future[None], lost: Future[str]) -> None:
+        """Raise what ended the run, if not its end."""
+        from ray.exceptions import RayActorError, RaySystemError  # noqa: PLC0415
+
+        try:
+            trained.result(timeout=GRACE_SECONDS)
+        except StopRequestedError:
+            raise RunStoppedError("stopped before the next update; resume from the last state") from None
+        except FutureTimeoutError:
+            raise TrainerLostError(f"died: {lost.result()}") from None
+        except (RayActorError, RaySystemError) as error:
+            raise TrainerLostError(str(error)) from error
+
+
+def _first(*futures: Future[None] | Future[str]) -> threading.Event:
+    """An event that is set when the first of the futures is done."""
+    event = threading.Event()
+    for future in futures:
+        future.add_done_callback(lambda _: event.set())
+    return event

@@ -21,10 +21,16 @@ def save_state(config: LearnerConfig, step: int, save_engine: Callable[[str], ob
     """
     final = folders.state_folder(config.checkpoints, step)
     content = {"step": step, "verl": VERL_VERSION, "ranks": config.nodes * config.gpus_per_node, **_shape(config)}
-    with folders.write_folder(final, folders.STATE_MARKER, content) as folder:
+    with folders.WholeFolder(final, folders.STATE_MARKER, content) as folder:
         save_engine(str(folder / "actor"))
     folders.prune(config.checkpoints, "state-", folders.STATE_MARKER, config.keep_states)
     return final
+
+
+def state_step(folder: Path) -> int:
+    """The step after which the state in `folder` was written."""
+    content = folders.read_marker(folder, folders.STATE_MARKER) or {}
+    return int(str(content["step"]))
 
 
 def _shape(config: LearnerConfig) -> dict[str, object]:
@@ -32,9 +38,16 @@ def _shape(config: LearnerConfig) -> dict[str, object]:
 
 
 def check_state(config: LearnerConfig) -> None:
-    """Refuse a state that this run cannot go on from, before anything is started."""
+    """Refuse what this run cannot go on from, or would overwrite, before anything is started."""
     folder = config.resume_from
     if folder is None:
+        if newest := folders.newest_state(config.checkpoints):
+            raise LearnerConfigError(
+                "checkpoints",
+                str(config.checkpoints),
+                "a folder without resumable states when a run starts anew",
+                f"Resume from {newest.name}, or choose another folder.",
+            )
         return
     found = folders.read_marker(folder, folders.STATE_MARKER)
     if found is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ import numpy.typing as npt
 import ray
 import torch
 import transfer_queue as tq
-import verl.trainer.ppo.v1.trainer_base as trainer_base
-from omegaconf import open_dict
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.debug import marked_timer
 
 from kitestring_trainer.learner import (
@@ -38,7 +37,7 @@ from kitestring_trainer.verl_backend.agreement import agreement
 from kitestring_trainer.verl_backend.feed import RolloutFeed, StopRequestedError
 from kitestring_trainer.verl_backend.loss import RolloutLoss, response_positions
 from kitestring_trainer.verl_backend.names import TRAINER_MODE, WEIGHTS_BACKEND
-from kitestring_trainer.verl_backend.states import save_state
+from kitestring_trainer.verl_backend.states import save_state, state_step
 from kitestring_trainer.verl_backend.worker import PolicyWorker
 
 PARTITION = "train"
@@ -93,11 +92,13 @@ class _StepBuffer:
 
 @trainer_base.register_trainer(TRAINER_MODE)  # type: ignore[untyped-decorator]
 class ExternalTrainer(trainer_base.PPOTrainer):  # type: ignore[misc]
-    """`settings` and `feed` are set between construction and `init()`."""
-
     _enable_hybrid_replicas = False
-    settings: LearnerConfig
-    feed: RolloutFeed
+
+    def __init__(self, verl_config: DictConfig, settings: LearnerConfig, feed: RolloutFeed) -> None:
+        super().__init__(verl_config)
+        self.settings, self.feed = settings, feed
+        self._step: _Step | None = None
+        self._saved_step = 0
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -121,17 +122,19 @@ class ExternalTrainer(trainer_base.PPOTrainer):  # type: ignore[misc]
         self.global_steps = 0
         folder = self.settings.resume_from
         if folder is not None:
-            self.global_steps = int(str((folders.read_marker(folder, folders.STATE_MARKER) or {})["step"]))
+            self.global_steps = state_step(folder)
             self.actor_rollout_wg.load_checkpoint(str(folder / "actor"), del_local_after_load=False)
 
     def on_init_end(self) -> None:
         self.actor_rollout_wg.set_loss_fn(RolloutLoss(self.settings.loss))
 
     def on_train_begin(self) -> None:
-        self._step: _Step | None = None
-        # fit() counts to the step that comes next before it calls this.
-        self._saved_step = self.global_steps - 1
-        self._push(self.global_steps - 1)
+        # fit() has counted on to the step that comes next.
+        done = self.global_steps - 1
+        folders.drop_later(self.settings.weights, "v", done)
+        folders.drop_later(self.settings.checkpoints, "state-", done)
+        self._saved_step = done
+        self._push(done)
 
     # -- one step ------------------------------------------------------------------------------------------------
 

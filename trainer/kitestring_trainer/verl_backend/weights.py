@@ -60,7 +60,7 @@ class FolderEngine(CheckpointEngine):  # type: ignore[misc]
     def _write(self, version: int, tensors: dict[str, torch.Tensor]) -> None:
         final = folders.weights_folder(self._root, version)
         content = {"version": version, "tensors": len(tensors), "dtype": str(self._dtype).removeprefix("torch.")}
-        with folders.write_folder(final, folders.WEIGHTS_MARKER, content) as folder:
+        with folders.WholeFolder(final, folders.WEIGHTS_MARKER, content) as folder:
             folders.copy_model_files(self._model, folder)
             self._set_dtype(folder / "config.json")
             write_safetensors(folder, tensors)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import verl.utils.distributed
 import verl.workers.engine.fsdp.transformer_impl as fsdp
-import verl.workers.engine_workers as engine_workers
 from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_id, get_device_name
 from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
+from verl.workers import engine_workers
 from verl.workers.engine import EngineRegistry
 
 from kitestring_trainer.verl_backend.names import THREADS_VARIABLE
