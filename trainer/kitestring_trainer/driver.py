@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,9 @@ class _Process:
                 history=history,
             ),
         )
+        if config.spec.active_deadline_seconds is not None:
+            left = history[0].unix_time + config.spec.active_deadline_seconds - time.time()
+            exits.callback(_after(left, partial(queue.fail, _deadline_exceeded(config.spec.active_deadline_seconds))))
         self._learner = make_learner(config, resumed_step)
         self._runner.begin()
 
@@ -223,6 +227,20 @@ class _Process:
             checkpoint=status.checkpoint,
             exit_code=ending.exit_code,
         )
+
+
+def _deadline_exceeded(seconds: int) -> RunFailedError:
+    return RunFailedError(
+        names.REASON_DEADLINE_EXCEEDED, f"not through {seconds} s after its start (spec.activeDeadlineSeconds)"
+    )
+
+
+def _after(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
+    """Have `action` called in so many seconds; the way to prevent it."""
+    timer = threading.Timer(max(0.0, seconds), action)
+    timer.daemon = True
+    timer.start()
+    return timer.cancel
 
 
 def _load_tasks(config: TrainerConfig) -> tuple[TaskSet, TaskSet | None]:

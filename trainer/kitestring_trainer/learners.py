@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from kitestring_trainer.collect import CollectLearner
 from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.learner import Learner, LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
@@ -28,6 +30,11 @@ def make_learner(config: TrainerConfig, resumed_step: int) -> Learner:
     from kitestring_trainer.verl_backend import VerlLearner  # noqa: PLC0415  heavy
 
     return VerlLearner(learner_config(config, resumed_step))
+
+
+def weights_dtype(config: TrainerConfig) -> Literal["float32", "bfloat16"]:
+    """Type of the weights that are pushed and exported."""
+    return "float32" if config.spec.trainer.device == "cpu" else "bfloat16"
 
 
 def learner_config(config: TrainerConfig, resumed_step: int) -> LearnerConfig:
@@ -60,6 +67,7 @@ def learner_config(config: TrainerConfig, resumed_step: int) -> LearnerConfig:
         ),
         lora=None if lora is None else LoraConfig(lora.rank, lora.alpha, _modules(lora.target_modules)),
         device=trainer.device,
+        weights_dtype=weights_dtype(config),
         nodes=trainer.nodes,
         gpus_per_node=trainer.gpus_per_node or 1,
         loggers=tuple(trainer.loggers),
@@ -69,6 +77,7 @@ def learner_config(config: TrainerConfig, resumed_step: int) -> LearnerConfig:
         overrides=dict(trainer.overrides),
         save_every=spec.checkpoints.resume_every,
         resume_from=folders.state_folder(checkpoints, resumed_step) if resumed_step else None,
+        temperature=spec.rollouts.sampling.temperature,
         seed=spec.seed,
     )
 

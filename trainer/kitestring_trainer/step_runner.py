@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 from kitestring_api.names import MODE_TRAIN, MODE_VALIDATION_SAMPLED, REASON_STEPS_SKIPPED
 from kitestring_rollout.protocol.run_status import ValidationResult
-from kitestring_trainer.agreement import AgreementBounds, AgreementWatch
+from kitestring_trainer.agreement import BOUNDS, AgreementWatch
 from kitestring_trainer.checkpoints import Checkpoints, export_due
 from kitestring_trainer.commits import StepCommit
 from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.errors import RunFailedError
 from kitestring_trainer.incarnations import Incarnation, policy_version, same_weights
 from kitestring_trainer.learner import PushedWeights, StepBatch, UpdateMetrics
+from kitestring_trainer.learners import weights_dtype
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.metrics import (
     MetricsFile,
@@ -106,7 +107,7 @@ class StepRunner:
         self._accepted: frozenset[str] | None = None
         """Policy versions that are the current weights; None: whatever is served."""
         self._weights: PushedWeights | None = None
-        self._agreement = AgreementWatch(AgreementBounds())
+        self._agreement = AgreementWatch(BOUNDS[weights_dtype(config)])
         self._early: Future[None] | None = None
         self._skipped_in_row = 0
         self._clock = _Clock(time.monotonic(), time.monotonic())
