@@ -142,8 +142,8 @@ class RolloutQueue:
                 running.done.set_exception(error)
 
     def counts(self) -> Mapping[Phase, int]:
-        """Rollouts of the plans in progress by phase."""
-        return Counter(entry.phase for entry in self._state.entries())
+        """Rollouts of the plans in progress by phase. From any thread: the list is taken at once."""
+        return Counter(entry.phase for entry in list(self._state.entries()))
 
     # --- the executors' side ---
 
@@ -179,8 +179,10 @@ class RolloutQueue:
 
     async def _open_some(self, executor: str, capacity: int) -> Sequence[Lease]:
         taken = self._state.take(capacity, time.monotonic())
-        opened = await asyncio.gather(*(self._open_one(entry, executor) for entry in taken))
-        return [lease for lease in opened if lease is not None]
+        opening = [
+            self._open_one(entry, entry.attempt or "", self._of_rollout[entry.rollout], executor) for entry in taken
+        ]
+        return [lease for lease in await asyncio.gather(*opening) if lease is not None]
 
     def _take_back(self, opening: asyncio.Task[Sequence[Lease]]) -> None:
         if opening.cancelled() or opening.exception() is not None:
@@ -195,9 +197,7 @@ class RolloutQueue:
             self.spawn(self._gateways.abandon(place, lease.attempt))
         self.spawn(self._notify())
 
-    async def _open_one(self, entry: Entry, executor: str) -> Lease | None:
-        attempt, running = entry.attempt, self._of_rollout[entry.rollout]
-        assert attempt is not None
+    async def _open_one(self, entry: Entry, attempt: str, running: _Running, executor: str) -> Lease | None:
         rules = self.rules
         request = OpenAttempt(
             run=rules.run,
