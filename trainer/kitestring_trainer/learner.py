@@ -149,7 +149,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """PPO: ratio clipped to [1 - clip_low, 1 + clip_high]; for negative advantages the loss is at most dual_clip · |A|."""
+    """PPO: ratio clipped to [1 - clip_low, 1 + clip_high]; for an advantage A < 0 the loss is at most dual_clip·|A|."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,26 +22,24 @@ def _device_module() -> types.ModuleType:
         if not name.startswith("__"):
             setattr(module, name, getattr(torch.cpu, name))
 
-    def no_memory(*_: object, **__: object) -> int:
-        return 0
-
-    def nothing(*_: object, **__: object) -> None:
-        return None
-
+    functions: dict[str, Callable[..., object]] = {
+        "mem_get_info": lambda *_, **__: (0, 0),
+        "current_device": lambda: "cpu",
+        "get_device_name": lambda *_, **__: "cpu",
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+    }
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
-        setattr(module, name, no_memory)
+        functions[name] = lambda *_, **__: 0
     for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "synchronize", "set_device"):
-        setattr(module, name, nothing)
-    module.mem_get_info = lambda *_, **__: (0, 0)  # type: ignore[attr-defined]
-    module.current_device = lambda: "cpu"  # type: ignore[attr-defined]
-    module.get_device_name = lambda *_, **__: "cpu"  # type: ignore[attr-defined]
-    module.get_rng_state = lambda *_, **__: torch.get_rng_state()  # type: ignore[attr-defined]
-    module.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)  # type: ignore[attr-defined]
+        functions[name] = lambda *_, **__: None
+    for name, function in functions.items():
+        setattr(module, name, function)
     return module
 
 
-@PlatformRegistry.register(platform="cpu")  # type: ignore[untyped-decorator]
-class CpuPlatform(PlatformBase):  # type: ignore[misc]
+@PlatformRegistry.register(platform="cpu")
+class CpuPlatform(PlatformBase):
     _module = _device_module()
 
     @property

@@ -64,7 +64,7 @@ def _finish(trainer: ExternalTrainer) -> None:
 def _rendezvous_here(
     group: Any, placement_group: object, bundle_index: int = 0, master_port_range: list[int] | None = None
 ) -> None:
-    """Where the training processes of one node meet. verl asks a Ray task for it: one more process that imports verl."""
+    """Where the training processes of one node meet. verl asks a Ray task: one more process that imports verl."""
     with socket.socket() as free:
         free.bind(("", 0))
         group._master_addr, group._master_port = ray.util.get_node_ip_address(), str(free.getsockname()[1])

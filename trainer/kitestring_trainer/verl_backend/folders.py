@@ -102,7 +102,7 @@ def copy_model_files(model: Path, folder: Path) -> None:
 
 
 def export_weights(weights: Path, destination: Path) -> None:
-    """Copy a pushed version to `destination` as a checkpoint of its own: an ordinary Hugging Face folder, atomically."""
+    """Copy a pushed version to `destination` as a checkpoint of its own: a Hugging Face folder, whole or absent."""
     content = read_marker(weights, WEIGHTS_MARKER)
     if content is None:
         raise FileNotFoundError(f"{weights} is no complete weights folder")

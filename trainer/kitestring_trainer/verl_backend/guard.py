@@ -16,9 +16,10 @@ from kitestring_trainer.errors import UserMistakeError
 VERL_VERSION = "0.9.1"
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
-    "verl.trainer.main_ppo:TaskRunnerV1.__ray_actor_class__.run": ("self", "config"),
-    "verl.trainer.main_ppo:TaskRunnerV1.__ray_actor_class__.init_agent_loop_manager": ("self",),
     "verl.trainer.ppo.v1.trainer_base:register_trainer": ("name",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.init": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.fit": ("self", "agent_loop_manager"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.step": ("self", "metrics", "timing_raw"),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._build_replay_buffer": ("self",),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_dataloader": ("self",),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_resource_pool_mgr": ("self",),
@@ -59,8 +60,22 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
         "hdfs_path",
         "del_local_after_load",
     ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead._build_lr_scheduler": ("self", "optimizer"),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.lr_scheduler_step": ("self",),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead._merged_lora_per_tensor_param": ("self",),
+    "verl.utils.fsdp_utils:merged_lora_context": ("actor", "backup_adapters"),
+    "verl.utils.distributed:initialize_global_process_group_ray": ("timeout_second", "backend"),
+    "verl.single_controller.ray.base:RayWorkerGroup._get_master_addr_port": (
+        "self",
+        "pg",
+        "bundle_index",
+        "master_port_range",
+    ),
     "verl.checkpoint_engine:CheckpointEngine.send_weights": ("self", "weights", "global_steps"),
-    "verl.workers.utils.padding:no_padding_2_padding": ("tensor", "data"),
+    "verl.utils.metric:Metric": ("aggregation", "value"),
+    "transfer_queue:init": ("conf",),
+    "transfer_queue:kv_batch_put": ("keys", "partition_id", "fields", "tags", "data_parser"),
+    "transfer_queue:kv_batch_get": ("keys", "partition_id", "select_fields"),
 }
 """Importable name → names of its parameters."""
 
@@ -75,7 +90,7 @@ def check_version() -> None:
         found = version("verl")
     except PackageNotFoundError as error:
         raise VerlMismatchError(
-            f"verl is not installed; allowed: verl=={VERL_VERSION}. Install the extra: pip install 'kitestring[trainer]'."
+            f"verl is not installed; allowed: verl=={VERL_VERSION}. Install it: pip install 'kitestring[trainer]'."
         ) from error
     if found != VERL_VERSION:
         raise VerlMismatchError(
@@ -96,10 +111,7 @@ def check_signatures(signatures: dict[str, tuple[str, ...]] = SIGNATURES) -> Non
         found: object = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part, None)
-        # Ray adds a parameter of its own to the methods of its actor classes.
-        actual = (
-            tuple(p for p in inspect.signature(found).parameters if p != "_ray_trace_ctx") if callable(found) else None
-        )
+        actual = tuple(inspect.signature(found).parameters) if callable(found) else None
         if actual != expected:
             differing.append(f"{name}: parameters {actual}, expected {expected}")
     if differing:

@@ -38,6 +38,7 @@ def rollout_loss(
     weighted_advantage: torch.Tensor,
     mask: torch.Tensor,
     config: LossConfig,
+    *,
     weight: torch.Tensor | None = None,
     entropy: torch.Tensor | None = None,
     ref_log_prob: torch.Tensor | None = None,
@@ -90,7 +91,7 @@ class RolloutLoss:
             weighted_advantage=data["advantages"].values(),
             mask=mask.values(),
             config=self.config,
-            weight=data["loss_weights"].values() if "loss_weights" in data.keys() else None,
+            weight=data["loss_weights"].values() if "loss_weights" in data.keys() else None,  # noqa: SIM118 - of a TensorDict
             entropy=model_output["entropy"].values()[take] if self.config.entropy_coefficient else None,
             ref_log_prob=data["ref_log_prob"].values() if self.config.kl_coefficient else None,
         )

@@ -35,22 +35,19 @@ def check_batch(batch: StepBatch, config: LearnerConfig) -> None:
 def _wrong(row: TrainingRow, updates: int, config: LearnerConfig) -> str | None:
     prompt, response = len(row.prompt_ids), len(row.response_ids)
     arrays = (row.response_mask, row.rollout_logprobs, row.current_version)
-    if not 1 <= prompt <= config.max_prompt_tokens or not 1 <= response <= config.max_response_tokens:
-        return (
-            f"{prompt} prompt and {response} response tokens; "
-            f"allowed 1 to {config.max_prompt_tokens} and 1 to {config.max_response_tokens}"
-        )
     if any(array.shape != (response,) for array in arrays):
         return f"shapes {[array.shape for array in arrays]} differ from the response's ({response},)"
-    if not 0 <= row.mini_batch < updates:
-        return f"mini-batch {row.mini_batch} of {updates}"
-    if not (np.isfinite(row.advantage) and np.isfinite(row.loss_weight) and row.loss_weight >= 0):
-        return f"advantage {row.advantage}, loss weight {row.loss_weight}"
-    if not np.isin(row.response_mask, (0, 1)).all():
-        return "a mask that is neither 0 nor 1"
-    if not np.isfinite(row.rollout_logprobs[row.response_mask == 1]).all():
-        return "a log-probability that is not finite"
-    return None
+    most_prompt, most_response = config.max_prompt_tokens, config.max_response_tokens
+    finite = np.isfinite([row.advantage, row.loss_weight]).all() and row.loss_weight >= 0
+    checks = {
+        f"{prompt} prompt tokens, allowed 1 to {most_prompt}": 1 <= prompt <= most_prompt,
+        f"{response} response tokens, allowed 1 to {most_response}": 1 <= response <= most_response,
+        f"mini-batch {row.mini_batch} of {updates}": 0 <= row.mini_batch < updates,
+        f"advantage {row.advantage}, loss weight {row.loss_weight}": finite,
+        "a mask that is neither 0 nor 1": np.isin(row.response_mask, (0, 1)).all(),
+        "a log-probability that is not finite": np.isfinite(row.rollout_logprobs[row.response_mask == 1]).all(),
+    }
+    return next((what for what, fine in checks.items() if not fine), None)
 
 
 def has_signal(row: TrainingRow, every_token_counts: bool) -> bool:

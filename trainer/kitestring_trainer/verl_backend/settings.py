@@ -145,18 +145,30 @@ def _problems(config: LearnerConfig) -> Iterator[LearnerConfigError]:
 
 
 def compose(config: LearnerConfig) -> Any:
-    """verl's configuration object with our settings and the user's overrides."""
-    from hydra import compose as hydra_compose  # noqa: PLC0415
-    from hydra import initialize_config_module
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    """verl's configuration object with our settings and the user's overrides.
 
-    with initialize_config_module(config_module="verl.trainer.config", version_base=None):
-        base = hydra_compose("ppo_trainer", overrides=["model_engine=dp"])
-    OmegaConf.set_struct(base, True)
-    del HydraException
+    Raises:
+        LearnerConfigError: an override names a key that verl does not have.
+    """
+    from hydra import compose as defaults  # noqa: PLC0415
+    from hydra import initialize_config_module  # noqa: PLC0415
+    from omegaconf import OmegaConf  # noqa: PLC0415
+    from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+
     own = settings(config)
-    own.pop("model_engine")
-    for key, value in {**own, **config.overrides}.items():
-        OmegaConf.update(base, key.lstrip("+"), value, force_add=key.startswith("+"))
-    return base
+    with initialize_config_module(config_module="verl.trainer.config", version_base=None):
+        composed = defaults("ppo_trainer", overrides=[f"model_engine={own.pop('model_engine')}"])
+    OmegaConf.set_struct(composed, True)
+    for key, value in own.items():
+        OmegaConf.update(composed, key.lstrip("+"), value, force_add=key.startswith("+"))
+    for key, value in config.overrides.items():
+        try:
+            OmegaConf.update(composed, key.lstrip("+"), value, force_add=key.startswith("+"))
+        except OmegaConfBaseException as error:
+            raise LearnerConfigError(
+                f"overrides[{key!r}]",
+                value,
+                "keys of verl 0.9.1, with values of their type",
+                f"verl says: {str(error).splitlines()[0]}. Write +{key} to add a key that it lacks.",
+            ) from error
+    return composed

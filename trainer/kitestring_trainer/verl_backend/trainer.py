@@ -25,18 +25,16 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.debug import marked_timer
 
 from kitestring_trainer.learner import (
-    Agreement,
     LearnerConfig,
     PushedWeights,
     RunEnded,
     StepBatch,
-    UpdateMetrics,
 )
 from kitestring_trainer.verl_backend import cells, folders, rows
-from kitestring_trainer.verl_backend.agreement import agreement
 from kitestring_trainer.verl_backend.feed import RolloutFeed, StopRequestedError
 from kitestring_trainer.verl_backend.loss import RolloutLoss, response_positions
 from kitestring_trainer.verl_backend.names import TRAINER_MODE, WEIGHTS_BACKEND
+from kitestring_trainer.verl_backend.report import report
 from kitestring_trainer.verl_backend.states import save_state, state_step
 from kitestring_trainer.verl_backend.worker import PolicyWorker
 
@@ -90,8 +88,8 @@ class _StepBuffer:
         return self._trainer.receive(global_steps), {}
 
 
-@trainer_base.register_trainer(TRAINER_MODE)  # type: ignore[untyped-decorator]
-class ExternalTrainer(trainer_base.PPOTrainer):  # type: ignore[misc]
+@trainer_base.register_trainer(TRAINER_MODE)
+class ExternalTrainer(trainer_base.PPOTrainer):
     _enable_hybrid_replicas = False
 
     def __init__(self, verl_config: DictConfig, settings: LearnerConfig, feed: RolloutFeed) -> None:
@@ -331,7 +329,9 @@ class ExternalTrainer(trainer_base.PPOTrainer):  # type: ignore[misc]
         epoch: int,
     ) -> None:
         step = self._current()
-        done = _metrics(step, timing_raw)
+        done = report(
+            step.batch, step.old_log_probs, step.entropy, step.updates, {**timing_raw, "push": step.push_seconds}
+        )
         metrics.clear()
         metrics.update(done.raw)
         # fit() clears the keys of the batch it was given; the no-op rows of the update may be more.
@@ -346,51 +346,6 @@ class ExternalTrainer(trainer_base.PPOTrainer):  # type: ignore[misc]
         if self._step is None:
             raise RuntimeError("no step in progress")
         return self._step
-
-
-def _metrics(step: _Step, timing: Mapping[str, float]) -> UpdateMetrics:
-    batch_rows = step.batch.rows
-    mask = np.concatenate([row.response_mask for row in batch_rows] or [np.zeros(0, np.int64)]) == 1
-    if batch_rows:
-        current = np.concatenate([row.current_version for row in batch_rows])
-        sampled = np.concatenate([row.rollout_logprobs for row in batch_rows])
-        agreed = agreement(sampled, step.old_log_probs, mask & current)
-    else:
-        agreed = Agreement(0, None, None, None, None)
-    updates = step.updates
-    moved = sum(updates.get("loss_tokens", []))
-    seconds = {**timing, "push": step.push_seconds}
-    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in batch_rows)
-    raw: dict[str, float] = {
-        "training/global_step": step.batch.step,
-        "training/rollout_actor_probs_pearson_corr": agreed.correlation,
-        "training/rollout_actor_kl": agreed.kl_k1,
-        "training/rollout_actor_k3_kl": agreed.kl_k3,
-        "training/rollout_actor_logprobs_diff_max": agreed.largest_difference,
-        "actor/entropy": float(step.entropy[mask].mean()) if mask.any() else None,
-        "actor/ppo_kl": sum(updates.get("loss_log_ratio", [])) / moved if moved else None,
-        "actor/pg_clipfrac": sum(updates.get("loss_clipped", [])) / moved if moved else None,
-        **{f"actor/{name}": float(np.mean(v)) for name, v in updates.items() if not name.startswith("loss_")},
-        **{f"timing_s/{name}": value for name, value in seconds.items()},
-        "perf/total_num_tokens": tokens,
-    }  # type: ignore[assignment, dict-item]
-    raw = {name: value for name, value in raw.items() if value is not None}
-    return UpdateMetrics(
-        step=step.batch.step,
-        updates=len(updates.get("loss", [])),
-        loss=tuple(updates.get("loss", [])),
-        grad_norm=tuple(updates.get("grad_norm", [])),
-        learning_rate=raw.get("actor/lr", 0.0),
-        entropy=raw.get("actor/entropy", 0.0),
-        clip_fraction=raw.get("actor/pg_clipfrac", 0.0),
-        policy_kl=raw.get("actor/ppo_kl", 0.0),
-        rows=len(batch_rows),
-        tokens=tokens,
-        trained_tokens=int(mask.sum()),
-        agreement=agreed,
-        seconds=seconds,
-        raw=raw,
-    )
 
 
 def without_servers() -> None:

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 SHARD_BYTES = 5 * 10**9
 
 
-@CheckpointEngineRegistry.register(WEIGHTS_BACKEND)  # type: ignore[untyped-decorator]
-class FolderEngine(CheckpointEngine):  # type: ignore[misc]
+@CheckpointEngineRegistry.register(WEIGHTS_BACKEND)
+class FolderEngine(CheckpointEngine):
     """Rank 0 writes every version to `root/vNNNNNN`; all ranks take part in gathering the tensors.
 
     Args:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import verl.utils.distributed
 import verl.workers.engine.fsdp.transformer_impl as fsdp
-from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_id, get_device_name
 from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
 from verl.workers import engine_workers
@@ -22,7 +21,7 @@ from verl.workers.engine import EngineRegistry
 from kitestring_trainer.verl_backend.names import THREADS_VARIABLE
 
 
-class PolicyWorker(engine_workers.ActorRolloutRefWorker):  # type: ignore[misc]
+class PolicyWorker(engine_workers.ActorRolloutRefWorker):
     """verl's worker; on CPU it uses the threads the run gives it (Ray would set one)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,20 +31,20 @@ class PolicyWorker(engine_workers.ActorRolloutRefWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
-@EngineRegistry.register(  # type: ignore[untyped-decorator]
+@EngineRegistry.register(
     # With a vendor: verl's own registration for a device without one stays, ours is preferred.
     model_type="language_model",
     backend=["fsdp", "fsdp2"],
     device=["cpu", "cuda"],
     vendor=["generic", "nvidia", "amd"],
 )
-class PolicyEngine(fsdp.FSDPEngineWithLMHead):  # type: ignore[misc]
+class PolicyEngine(fsdp.FSDPEngineWithLMHead):
     """verl's FSDP engine with three differences; its own would each time be wrong for us."""
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         """verl's warm-up begins at 0, so that the rollouts of the first step would change nothing."""
         if self.optimizer_config.lr_scheduler_type != "constant":
-            return super()._build_lr_scheduler(optimizer)  # type: ignore[no-any-return]
+            return super()._build_lr_scheduler(optimizer)
         warmup = max(0, self.optimizer_config.lr_warmup_steps)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
 
@@ -65,6 +64,13 @@ class PolicyEngine(fsdp.FSDPEngineWithLMHead):  # type: ignore[misc]
                     name,
                     (param.to(get_device_id()).full_tensor() if isinstance(param, DTensor) else param.detach().clone()),
                 )
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    """A sharded tensor gathered (all ranks take part), or a copy: the module's own memory changes afterwards."""
+    gather = getattr(tensor, "full_tensor", None)
+    whole: torch.Tensor = tensor.detach().clone() if gather is None else gather()
+    return whole
 
 
 def _adapt_to_cpu() -> None:
