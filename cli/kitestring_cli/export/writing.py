@@ -38,8 +38,8 @@ class Parquet:
     """Token ids are int32, log-probabilities float32, lists of them zstd-compressed."""
 
     def __init__(self, path: Path, what: What, columns: Sequence[str]) -> None:
-        import pyarrow  # type: ignore[import-untyped]  # noqa: PLC0415  heavy, and needed for Parquet only
-        import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: PLC0415
+        import pyarrow  # noqa: PLC0415  heavy, and needed for Parquet only
+        import pyarrow.parquet  # noqa: PLC0415
 
         self._arrow = pyarrow
         self._schema = _schema(pyarrow, columns)

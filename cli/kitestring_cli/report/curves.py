@@ -36,7 +36,7 @@ def _all(summary: Summary, lines: Lines) -> Iterator[Chart]:
     yield Chart(
         "Reward in training",
         "mean over the counted rollouts of each step" if rewards else "no step has a reward",
-        line_chart("reward per step", [Series("reward", rewards)]),
+        line_chart("reward per step", [Series("reward", rewards)], from_zero=True),
     )
     lengths = [
         Series("mean", _points(lines, "completion_tokens_per_rollout")),
@@ -64,7 +64,7 @@ def _validation(summary: Summary) -> Chart:
         if (results := summary.validations(mode))
     ]
     note = "mean reward over all validation tasks" if series else "nothing was validated"
-    return Chart("Validation", note, line_chart("validation reward", series), _names(series))
+    return Chart("Validation", note, line_chart("validation reward", series, from_zero=True), _names(series))
 
 
 def _agreement(summary: Summary, lines: Lines) -> Iterator[Chart]:

@@ -105,7 +105,7 @@ def _sample(mode: Mode, step: int, attempt: ProvenAttempt) -> Sample:
                 turns.append(Turn("assistant", _cut(message_text(choice.message))))
             elif choice.text is not None:
                 turns.append(Turn("assistant", _cut(printable(choice.text))))
-    when = "before training" if step == 0 else f"after step {step}" if mode != MODE_TRAIN else f"in step {step}"
+    when = "at the start" if step == 0 else f"after step {step}" if mode != MODE_TRAIN else f"in step {step}"
     output = attempt.end.output
     return Sample(
         rollout=attempt.end.rollout,

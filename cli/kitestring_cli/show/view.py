@@ -92,7 +92,7 @@ def show_end(console: Console, attempt: AttemptStory) -> None:
     if end is None:
         return
     if end.output is not None:
-        _block(console, "output", printable(end.output.rstrip("\n")), "bold")
+        block(console, "output", printable(end.output.rstrip("\n")), "bold")
     verdict = _verdict(end.outcome, end.reason, end.reward, end.reward_source)
     if end.seconds is not None:
         verdict.append(f", {end.seconds:.2f} s")
@@ -159,9 +159,9 @@ def _choice(
     if choice.message is not None:
         _message(console, choice.message, role, style=_ROLE_STYLES["assistant"])
     elif choice.text is not None:
-        _block(console, role, printable(choice.text), _ROLE_STYLES["assistant"])
+        block(console, role, printable(choice.text), _ROLE_STYLES["assistant"])
     else:
-        _block(console, role, "(contents were not recorded)", "dim")
+        block(console, role, "(contents were not recorded)", "dim")
     notes = [f"finish {choice.finish_reason}"] if choice.finish_reason else []
     if choice.tool_calls:
         notes.append(f"{choice.tool_calls} tool call{'s' if choice.tool_calls > 1 else ''}")
@@ -182,17 +182,17 @@ def _choice(
 def _message(console: Console, message: Json, role: str, style: str | None = None) -> None:
     """A message in OpenAI's shape, whatever its agent made of it."""
     shown = one_line(role, _ROLE_WIDTH - 1)
-    _block(console, shown, message_text(message), style or _ROLE_STYLES.get(role, "bold"))
+    block(console, shown, message_text(message), style or _ROLE_STYLES.get(role, "bold"))
 
 
-def _block(console: Console, title: str, text: str, style: str) -> None:
+def block(console: Console, title: str, text: str, style: str, *, indent: int = 2) -> None:
     """A title on the left, wrapped text on the right."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=_ROLE_WIDTH - 1, no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row(Text(title, style=style), Text(text))
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    console.print(Padding(table, (0, 0, 0, indent), expand=False))
 
 
 def _ids(console: Console, title: str, values: Sequence[object]) -> None:
-    _block(console, title, " ".join(map(str, values)) or "(none recorded)", "dim")
+    block(console, title, " ".join(map(str, values)) or "(none recorded)", "dim")

@@ -1,0 +1,1 @@
+"""`kitestring try`: one rollout of an agent, without a trainer."""
