@@ -39,7 +39,7 @@ class QueueMachine(RuleBasedStateMachine):
     attempts = Bundle("attempts")
     leases = Bundle("leases")
 
-    @initialize(n=st.integers(1, 6))
+    @initialize(n=st.integers(1, 4))
     def plan(self, n: int) -> None:
         ids = count()
         self.now = 0.0
@@ -102,6 +102,17 @@ class QueueMachine(RuleBasedStateMachine):
         if leased:
             self.over(attempt)
 
+    @rule(target=leases)
+    def take_and_open(self) -> object:
+        """What an executor sees of a lease that goes well."""
+        taken = self.state.take(1, self.now)
+        for entry in taken:
+            attempt = entry.attempt or ""
+            assert attempt not in self.rollout_of and entry.rollout not in self.owner
+            self.owner[entry.rollout], self.rollout_of[attempt] = attempt, entry.rollout
+            return self.opened(attempt)
+        return multiple()
+
     @rule(lease=leases)
     def heartbeat(self, lease: tuple[str, str]) -> None:
         secret, attempt = lease
@@ -113,6 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         assert entry is not None and entry.phase is Phase.LEASED
         assert cancel == (self.now - entry.leased_at > LONGEST)
+        assert cancel or entry.expires == self.now + TTL
 
     @rule(lease=leases, other=leases)
     def finish(self, lease: tuple[str, str], other: tuple[str, str]) -> None:
@@ -130,7 +142,7 @@ class QueueMachine(RuleBasedStateMachine):
         with pytest.raises(AttemptClosedError):
             self.state.finish(secret, attempt)
 
-    @rule(seconds=st.floats(0, 15))
+    @rule(seconds=st.floats(0, 6))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         for entry in self.state.expire(self.now):
@@ -162,6 +174,24 @@ class QueueMachine(RuleBasedStateMachine):
             assert entry.final.ending.klass == klass
             assert entry.final.tries == self.ended[rollout].total()
             self.finals[rollout] = klass
+
+    @rule(target=attempts, klass=st.sampled_from([CLASS_INFRASTRUCTURE, CLASS_INFRASTRUCTURE, CLASS_AGENT_FAILED]))
+    def whole_attempt(self, klass: str) -> object:
+        """One from beginning to end, which fails."""
+        taken = self.state.take(1, self.now)
+        if not taken:
+            return multiple()
+        (entry,) = taken
+        attempt, rollout = entry.attempt or "", entry.rollout
+        assert rollout not in self.owner
+        self.owner[rollout], self.rollout_of[attempt] = attempt, rollout
+        leased = self.state.opened(attempt, Place("gateway", "epoch"), "worker", self.now)
+        assert leased is not None
+        self.lease_of[attempt] = leased.lease or ""
+        self.state.finish(leased.lease or "", attempt)
+        self.closed(attempt)
+        self.settled(attempt, klass)
+        return attempt
 
     @rule(lease=consumes(leases))
     def forget_lease(self, lease: tuple[str, str]) -> None:
@@ -203,7 +233,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 QueueMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestQueueMachine = QueueMachine.TestCase
 
