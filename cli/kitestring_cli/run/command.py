@@ -166,9 +166,13 @@ def _watch(supervisor: Supervisor, status: StatusClient, metrics: MetricsTail, v
 
 def _finish(folder: RunFolder, view: View, began: float, failure: tuple[str, str] | None) -> int:
     """Complete the result, write the report, show both; the exit code of the run."""
+    from kitestring_cli.report import write_report  # noqa: PLC0415 - matplotlib: needed at the end only
+
     result = _result(folder, failure)
     result["wall_seconds"] = round(time.monotonic() - began, 3)
     folder.result.write_text(json.dumps(result) + "\n")
+    if folder.metrics.exists():
+        result["report"] = str(write_report(folder.root))
     view.result(result)
     return EXIT_OK if result["phase"] == "Succeeded" else EXIT_FAILED
 
