@@ -1,0 +1,1 @@
+"""Worker benchmark: what it adds to an agent in time and memory."""
