@@ -60,10 +60,7 @@ class PolicyEngine(fsdp.FSDPEngineWithLMHead):
             params = normalize_peft_param_name(self.module.state_dict())
             params = fsdp.convert_weight_keys(params, self.module)
             for name, param in params.items():
-                yield (
-                    name,
-                    (param.to(get_device_id()).full_tensor() if isinstance(param, DTensor) else param.detach().clone()),
-                )
+                yield name, _whole(param.to(get_device_id()))
 
 
 def _whole(tensor: Any) -> torch.Tensor:
