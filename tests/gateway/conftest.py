@@ -102,10 +102,16 @@ class Gateway:
     policy: Policy
     frozen: Policy
     collector: Collector
-    records: list[CallRecord] = field(default_factory=list)
+    made: list[CallRecord] = field(default_factory=list)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """A call is no longer in flight."""
+
+    @property
+    def records(self) -> list[CallRecord]:
+        """Of all calls that are over."""
+        self.process.recorder.flush()
+        return self.made
 
     async def admin(
         self, method: str, path: str, body: Json | None = None, credential: str = CREDENTIAL
@@ -216,7 +222,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
             def kept(session: Session, call: CallRecord) -> None:
                 record(session, call)
-                gateway.records.append(call)
+                gateway.made.append(call)
                 gateway.recorded.set()
 
             leave = Attempt.leave

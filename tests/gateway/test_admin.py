@@ -10,7 +10,9 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from kitestring_rollout.traces.codec import digest
+from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan
 from kitestring_rollout.traces.identity import root_span_id, trace_id
+from kitestring_rollout.traces.records import CallRecord
 from tests.gateway.conftest import Gateway, Opened, Start, chat, opening, until
 from tests.gateway.policy import Plan
 
@@ -142,6 +144,25 @@ async def test_a_span_that_is_not_taken_makes_the_attempt_lost(start: Start, sta
         gateway.collector.status = 200
         assert (await end(gateway, opened))[0] == 200, "the end may be tried again"
         assert b"attempts_lost_total 1.0" in gateway.process.metrics_text()
+
+
+async def test_a_call_that_cannot_be_recorded_costs_its_attempt_and_no_other(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode = CallEncoder.encode
+
+    def failing(encoder: CallEncoder, record: CallRecord) -> EncodedSpan:
+        if record.attempt == bad.attempt:
+            raise ValueError("a bug")
+        return encode(encoder, record)
+
+    bad, good = await gateway.open(), await gateway.open()
+    monkeypatch.setattr(CallEncoder, "encode", failing)
+    for opened in (bad, good):
+        assert (await gateway.post(opened, chat()))[0] == 200
+    assert (await gateway.fence(bad))["lost"] == "call 1 cannot be recorded: ValueError: a bug"
+    assert (await gateway.fence(good))["lost"] is None
+    assert "Traceback" in caplog.text
 
 
 async def test_a_short_outage_of_the_collector_loses_nothing(gateway: Gateway) -> None:

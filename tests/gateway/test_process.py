@@ -140,6 +140,6 @@ def test_every_error_code_is_in_the_documentation() -> None:
                 place = places[node.func.id]
                 code = node.args[place] if len(node.args) > place else None
                 if isinstance(code, ast.Constant):
-                    found.add(code.value)
+                    found.add(str(code.value))
     documented = (root / "docs" / "gateway.md").read_text()
     assert len(found) > 25 and not {code for code in found if f"`{code}`" not in documented}

@@ -264,12 +264,11 @@ def test_bodies_that_are_no_json_object_are_400(raw: bytes) -> None:
 
 def test_a_body_that_could_be_read_but_not_written_again_is_refused() -> None:
     for depth, fine in ((150, True), (250, False), (900, False)):
-        raw = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+        body = read_body(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
         if fine:
-            read_body(raw)
+            made(body)
         else:
-            with pytest.raises(Refusal, match="nested deeper"):
-                read_body(raw)
+            assert refused(body).code == "invalid_json"
 
 
 IDENTITY = AttemptIdentity("run", "r", "0190d3c5-0000-7000-8000-000000000001", "g", 0, 1, "train", "0" * 16)

@@ -115,6 +115,7 @@ class _Admin:
             exporter=process.exporter,
             record_contents=process.config.record_contents,
             metrics=process.metrics,
+            flush=process.recorder.flush,
         )
         process.registry.open(session)
         process.metrics.opened.inc()

@@ -24,6 +24,7 @@ from kitestring_rollout.gateway.agents import Agents
 from kitestring_rollout.gateway.calls import Calls
 from kitestring_rollout.gateway.config import MIN_KEY_BYTES, GatewayConfig, Listener
 from kitestring_rollout.gateway.process import Process
+from kitestring_rollout.gateway.recorder import GATHER_SECONDS
 from kitestring_rollout.gateway.request import CallRules
 from kitestring_rollout.gateway.upstream import Upstream
 from kitestring_rollout.traces.exporter import GroupCommitExporter
@@ -31,6 +32,8 @@ from kitestring_rollout.traces.exporter import GroupCommitExporter
 _log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 30.0
+COMMIT_SECONDS = 0.05
+"""From the end of a call to the export of its span, at most."""
 
 
 async def serve(config: GatewayConfig) -> int:
@@ -67,10 +70,8 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
                 resource={"kitestring.run": config.run},
                 deadline_seconds=collector.deadline_seconds,
                 max_pending_bytes=collector.max_pending_bytes,
+                linger_seconds=COMMIT_SECONDS - GATHER_SECONDS,
             )
-        )
-        upstream = await stack.enter_async_context(
-            Upstream(connect_seconds=config.connect_seconds, upstream_seconds=config.upstream_seconds)
         )
         client = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
         api_keys = {
@@ -79,11 +80,13 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
             if model.api_key_file is not None
         }
         process = Process(config, token_key, exporter, api_keys)
+        upstream = await stack.enter_async_context(Upstream(process.models, connect_seconds=config.connect_seconds))
         calls = Calls(
             models=process.models,
             upstream=upstream,
             gates=process.gates,
             memory=process.memory,
+            recorder=process.recorder,
             metrics=process.metrics,
             rules=CallRules(config.sampling, config.media_hosts, config.max_body_bytes),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from kitestring_rollout.gateway.capture import Capture, Captured
+from kitestring_rollout.gateway.capture import Capture
 from kitestring_rollout.gateway.models import Model
 from kitestring_rollout.gateway.request import Prepared
 from kitestring_rollout.gateway.retries import Entry
@@ -25,7 +25,10 @@ class Call:
     entry: Entry
     capture: Capture
     started: int
-    """Unix nanoseconds, as `first_chunk`."""
+    """Unix nanoseconds, as `first_chunk` and `ended`."""
+    ended: int = 0
+    tokens: tuple[int, int] = (0, 0)
+    """Prompt and completion tokens, once it has left."""
     first_chunk: int | None = None
     version: str | None = None
     """Policy version of the whole reply, where a header says it."""
@@ -47,19 +50,23 @@ class Call:
         self.error = "the agent went away" if self.session.open else "the attempt was closed"
         return "undelivered" if self.finished else "cancelled"
 
-    def tokens(self, captured: Captured) -> tuple[int, int]:
-        """Prompt and completion tokens. A server that reports none, or a stream that the agent broke off before the
-        usage came, is not free: bytes / 4 and pieces of text stand in."""
-        prompt, completion = captured.prompt_tokens, captured.completion_tokens
+    def leave(self) -> None:
+        """Takes the call out of flight. A server that reports no tokens, or a stream that the agent broke off before
+        the usage came, is not free: bytes / 4 and pieces of text stand in."""
+        prompt, completion = self.capture.tokens()
         if prompt is None:
-            prompt = len(self.prepared.payload) // 4 if captured.choices else 0
-        if completion is None:
-            completion = self.capture.generated
-        return prompt, completion
+            prompt = len(self.prepared.payload) // 4 if completion else 0
+        self.tokens = (prompt, completion)
+        self.ended = time.time_ns()
+        self.session.attempt.leave(
+            self.model.name, frozen=not self.model.trained, prompt_tokens=prompt, completion_tokens=completion
+        )
 
-    def record(self, captured: Captured, outcome: Outcome) -> CallRecord:
+    def record(self, outcome: Outcome) -> CallRecord:
+        """Of a call that has left."""
         prepared = self.prepared
-        prompt_tokens, completion_tokens = self.tokens(captured)
+        captured = self.capture.result(trained=self.model.trained, version=self.version)
+        prompt_tokens, completion_tokens = self.tokens
         return CallRecord(
             identity=self.session.identity,
             seq=self.seq,
@@ -69,7 +76,7 @@ class Call:
             trained=self.model.trained,
             outcome=outcome,
             started_unix_nano=self.started,
-            ended_unix_nano=time.time_ns(),
+            ended_unix_nano=self.ended,
             streamed=prepared.stream,
             status=self.status,
             error=self.error,

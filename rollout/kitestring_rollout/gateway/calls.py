@@ -19,6 +19,7 @@ from kitestring_rollout.gateway.holds import Gates
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.models import Models
 from kitestring_rollout.gateway.ready import ReadyResponse
+from kitestring_rollout.gateway.recorder import Recorder
 from kitestring_rollout.gateway.relay import relay
 from kitestring_rollout.gateway.request import CallRules, prepare, read_body
 from kitestring_rollout.gateway.retries import BodyKey, Entry, ReplayMemory, body_key
@@ -39,6 +40,7 @@ class Calls:
         upstream: Upstream,
         gates: Gates,
         memory: ReplayMemory,
+        recorder: Recorder,
         metrics: Metrics,
         rules: CallRules,
     ) -> None:
@@ -46,15 +48,16 @@ class Calls:
         self._upstream = upstream
         self._gates = gates
         self._memory = memory
+        self._recorder = recorder
         self._metrics = metrics
         self._rules = rules
 
     async def serve(self, request: web.BaseRequest, session: Session, api: Api) -> web.StreamResponse:
         """Answers a call; raises Refusal for one that is not admitted, and for one that fails before anything of its
         reply was sent."""
-        raw = await request.read()
-        if CONTENT_ENCODING in request.headers:
-            raw = decompress(raw, request.headers[CONTENT_ENCODING], self._rules.max_body_bytes)
+        content = request.content
+        raw = content.read_nowait() if content.is_eof() else await request.read()
+        raw = decompress(raw, request.headers.get(CONTENT_ENCODING), self._rules.max_body_bytes)
         session.attempt.check_open()
         task = request.task
         call: Call | None = None
@@ -164,18 +167,11 @@ class Calls:
                 gate.leave()
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
-        """Takes the call out of flight and records it; one that a retry may still fetch waits for that."""
-        session, model, entry = call.session, call.model, call.entry
-        captured = call.capture.result(trained=model.trained, version=call.version)
-        record = call.record(captured, outcome)
-        session.attempt.leave(
-            model.name,
-            frozen=not model.trained,
-            prompt_tokens=record.prompt_tokens or 0,
-            completion_tokens=record.completion_tokens or 0,
-        )
+        """Takes the call out of flight, to be recorded; one that a retry may still fetch waits for that."""
+        session, entry = call.session, call.entry
+        call.leave()
         if outcome == "undelivered":
-            session.undelivered[call.seq] = record
+            session.undelivered[call.seq] = call.record(outcome)
             self._memory.keep(entry, session.recent)
             return
         if outcome == "ok":
@@ -184,7 +180,7 @@ class Calls:
         else:
             entry.stop(None)
             session.recent.forget(entry)
-        session.record(record)
+        self._recorder.add(call, outcome)
 
 
 def _let_go(reply: aiohttp.ClientResponse, call: Call) -> None:

@@ -40,8 +40,6 @@ class Captured:
 
     prompt_token_ids: TokenIds
     choices: tuple[ChoiceRecord, ...]
-    prompt_tokens: int | None
-    completion_tokens: int | None
     response_id: str | None
 
 
@@ -134,13 +132,16 @@ class Capture:
             choice.finish_reason = reason
         return choice
 
-    @property
-    def generated(self) -> int:
-        """Tokens seen so far, or text pieces where the server reports no ids."""
-        return sum(
-            len(choice.ids) or len(choice.text) + sum(map(len, choice.pieces.values()))
-            for choice in self._choices.values()
-        )
+    def tokens(self) -> tuple[int | None, int]:
+        """Prompt tokens, when the server reports them or their ids, and completion tokens: as reported, else the ids
+        seen so far, else the pieces of text."""
+        usage = self._usage or {}
+        prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+        if prompt is None and isinstance(self._prompt_ids, list | np.ndarray) and len(self._prompt_ids):
+            prompt = len(self._prompt_ids)
+        if completion is None:
+            completion = sum(len(choice.ids) or _pieces(choice) for choice in self._choices.values())
+        return prompt, completion
 
     def result(self, *, trained: bool, version: str | None) -> Captured:
         """`version`: policy version of the whole reply as its header says it, where the reply says none itself."""
@@ -148,19 +149,9 @@ class Capture:
             _choice_record(self._choices[index], self._api, trained=trained, version=version)
             for index in sorted(self._choices)
         )
-        usage = self._usage or {}
-        prompt_ids = _ids(self._prompt_ids) if trained else NO_IDS
-        prompt_tokens = _count(usage.get("prompt_tokens"))
-        completion_tokens = _count(usage.get("completion_tokens"))
-        if prompt_tokens is None and len(prompt_ids):
-            prompt_tokens = len(prompt_ids)
-        if completion_tokens is None and trained:
-            completion_tokens = sum(len(choice.ids) for choice in self._choices.values())
         return Captured(
-            prompt_token_ids=prompt_ids,
+            prompt_token_ids=_ids(self._prompt_ids) if trained else NO_IDS,
             choices=records,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
             response_id=self._id,
         )
 
@@ -178,6 +169,12 @@ def _choices_of(reply: Json) -> list[Any]:
     if not isinstance(choices, list):
         raise MalformedReply("the reply has no list of choices")
     return choices
+
+
+def _pieces(choice: _Choice) -> int:
+    if choice.message is not None:
+        return len(str(choice.message.get("content") or "")) // 4 + 1
+    return len(choice.text) + sum(map(len, choice.pieces.values())) + len(choice.tool_calls)
 
 
 def _merge_delta(choice: _Choice, delta: Json) -> None:

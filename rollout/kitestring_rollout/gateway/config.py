@@ -82,7 +82,6 @@ class GatewayConfig(Part):
     record_contents: bool = True
     hold_seconds: float = Field(default=120.0, gt=0, description="a held call is forwarded at the latest after this")
     connect_seconds: float = Field(default=2.0, gt=0, description="retries of a refused connection to a model server")
-    upstream_seconds: float = Field(default=3600.0, gt=0, description="bound of one call at a model server")
     drain_seconds: float = Field(default=30.0, ge=0, description="wait for open attempts after SIGTERM")
     abandoned_seconds: float = Field(
         default=600.0, gt=0, description="an attempt that nobody ended is dropped this long after its token expired"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -53,6 +54,10 @@ class Models:
             )
             for name in (frozen.name, *frozen.aliases):
                 self._by_name[name] = model
+
+    def __iter__(self) -> Iterator[Model]:
+        """Each model once."""
+        return iter(dict.fromkeys(self._by_name.values()))
 
     def named_in(self, body: Json) -> tuple[str, Model]:
         """The name that a request gives and the model it means; Refusal 400 or 404."""

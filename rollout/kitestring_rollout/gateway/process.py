@@ -10,6 +10,7 @@ from kitestring_rollout.gateway.config import GatewayConfig
 from kitestring_rollout.gateway.holds import Gates
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.models import Models
+from kitestring_rollout.gateway.recorder import Recorder
 from kitestring_rollout.gateway.registry import Closed, Registry
 from kitestring_rollout.gateway.retries import ReplayMemory
 from kitestring_rollout.gateway.session import Session
@@ -34,6 +35,7 @@ class Process:
         self.gates = Gates(self.models.trained)
         self.registry = Registry()
         self.memory = ReplayMemory(config.replay_bytes)
+        self.recorder = Recorder()
         self.metrics = Metrics()
         self.draining = False
         self.advertised_url = ""
@@ -60,6 +62,7 @@ class Process:
                 self.metrics.abandoned.inc()
 
     def status(self) -> GatewayStatus:
+        self.recorder.flush()
         return GatewayStatus(
             epoch=self.epoch,
             draining=self.draining,
@@ -73,6 +76,7 @@ class Process:
         )
 
     def metrics_text(self) -> bytes:
+        self.recorder.flush()
         self.metrics.attempts_open.set(len(self.registry))
         self.metrics.calls_in_flight.set(self._in_flight())
         self.metrics.calls_held.set(self.gates.waiting)

@@ -42,8 +42,6 @@ async def relay(
 async def _whole(request: web.BaseRequest, reply: aiohttp.ClientResponse, call: Call) -> web.StreamResponse:
     try:
         raw = await reply.read()
-    except TimeoutError:
-        raise upstream_failed("the model server did not answer in time", "upstream_timeout", 504) from None
     except aiohttp.ClientError as error:
         raise upstream_failed(f"the model server's reply broke off: {type(error).__name__}") from error
     try:
@@ -85,8 +83,6 @@ class _Stream:
                 call.error = "the model server's stream broke off"
         except aiohttp.ClientConnectionResetError:
             raise  # of our own side: the agent went away
-        except TimeoutError:
-            call.error = "the model server did not end its stream in time"
         except aiohttp.ClientError as error:
             call.error = f"the model server's stream broke off: {type(error).__name__}"
         except MalformedReply as error:
@@ -170,7 +166,7 @@ async def _error(reply: aiohttp.ClientResponse, call: Call) -> Refusal:
     """The model server's error for the agent, in OpenAI's shape."""
     try:
         body = await reply.read()
-    except (aiohttp.ClientError, TimeoutError):
+    except aiohttp.ClientError:
         body = b""
     status = reply.status
     if status in (401, 403) and not call.model.trained:

@@ -30,9 +30,8 @@ REFUSED: Final[dict[str, str]] = {
 """Fields that a call to a trained policy may not carry, with the reason."""
 
 MAX_N: Final = 128
-MAX_DEPTH: Final = 200
-WRITABLE_DEPTH: Final = 254
-"""Of orjson."""
+RECORD_DEPTH: Final = 8
+"""A record may nest a message so much deeper than the request does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +79,7 @@ def read_body(raw: bytes) -> Json:
         raise Refusal(400, "invalid_json", f"the request body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_json", "the request body must be a JSON object")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and not _writable(body):
-        raise Refusal(400, "invalid_json", f"the request body is nested deeper than {MAX_DEPTH} levels")
     return body
-
-
-def _writable(body: Json) -> bool:
-    """Whether it can be written again, also as a part of a record: JSON can be read deeper than it can be written."""
-    wrapped: Json | list[Json] = body
-    for _ in range(WRITABLE_DEPTH - MAX_DEPTH):
-        wrapped = [wrapped]  # type: ignore[list-item]
-    try:
-        orjson.dumps(wrapped)
-    except orjson.JSONEncodeError:
-        return False
-    return True
 
 
 def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> Prepared:
@@ -123,7 +108,7 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
         body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
     body["model"] = model.served_name
     return Prepared(
-        payload=orjson.dumps(body),
+        payload=_written(body),
         stream=stream,
         asked=asked,
         sampling=sampling.reported(body),
@@ -131,6 +116,17 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
         messages=messages,
         tools=tools,
     )
+
+
+def _written(body: Json) -> bytes:
+    """JSON can be read deeper than it can be written: what neither the payload nor a record could hold is refused."""
+    nested: Json | list[Json] = body
+    for _ in range(RECORD_DEPTH):
+        nested = [nested]  # type: ignore[list-item]
+    try:
+        return orjson.dumps(nested)[RECORD_DEPTH:-RECORD_DEPTH]
+    except orjson.JSONEncodeError:
+        raise Refusal(400, "invalid_json", "the request body is nested too deep") from None
 
 
 def _messages(body: Json, api: Api) -> tuple[Json, ...]:
@@ -178,10 +174,8 @@ def _usage_asked(body: Json) -> bool:
 
 def _hold_to_rules(body: Json, mode: str, rules: Sampling) -> tuple[str, ...]:
     """Refuses or corrects what a trained policy's call may not ask; returns the names of what was corrected."""
-    for field, why in REFUSED.items():
-        if _given(body.get(field)):
-            raise Refusal(400, "unsupported_parameter", f"{field} is not supported: {why}", param=field)
-        body.pop(field, None)
+    if not REFUSED.keys().isdisjoint(body):
+        _refuse(body)
     n = body.get("n")
     if n is not None and (type(n) is not int or not 1 <= n <= MAX_N):
         raise Refusal(400, "invalid_request", f"n must be a number from 1 to {MAX_N}", param="n")
@@ -197,6 +191,13 @@ def _hold_to_rules(body: Json, mode: str, rules: Sampling) -> tuple[str, ...]:
         )
     sampling.enforce(body, mode, rules.temperature, names)
     return tuple(names)
+
+
+def _refuse(body: Json) -> None:
+    for field in REFUSED.keys() & body.keys():
+        if _given(body[field]):
+            raise Refusal(400, "unsupported_parameter", f"{field} is not supported: {REFUSED[field]}", param=field)
+        del body[field]
 
 
 def _cap_tokens(body: Json, api: Api, cap: int | None) -> None:

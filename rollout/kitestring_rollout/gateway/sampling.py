@@ -74,10 +74,10 @@ RULES: Final[dict[str, Rule]] = {
 
 TEMPERATURE_REASON: Final = "training samples at the run's temperature"
 
-_REPORTED: Final = (
+_REPORTED: Final = frozenset((
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "n", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens",
-)  # fmt: skip
+))  # fmt: skip
 _INT64: Final = 1 << 63
 
 
@@ -116,7 +116,7 @@ def enforce(body: Json, mode: str, temperature: float, dropped: list[str]) -> No
 
 def reported(body: Json) -> Json:
     """What a call's record carries as its sampling: the numbers of the upstream request, and its stop texts."""
-    found = {name: body[name] for name in _REPORTED if _recordable(body.get(name))}
+    found = {name: value for name, value in body.items() if name in _REPORTED and _recordable(value)}
     stop = body.get("stop")
     if isinstance(stop, str) or (isinstance(stop, list) and stop and all(isinstance(text, str) for text in stop)):
         found["stop"] = stop

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kitestring_rollout.gateway.attempts import Attempt, State
@@ -18,6 +20,9 @@ from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan, encode_e
 from kitestring_rollout.traces.exporter import GroupCommitExporter, SpanLost
 from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, EndRecord
 
+_log = logging.getLogger(__name__)
+
+NO_HASH = bytes(32)
 UNSEEN_ACKNOWLEDGEMENTS = 64
 """A callback per span would cost more than a look at so many spans at a time."""
 
@@ -46,6 +51,8 @@ class Session:
     exporter: GroupCommitExporter
     record_contents: bool
     metrics: Metrics
+    flush: Callable[[], None]
+    """Makes the records of calls that are over."""
     opened_unix_nano: int = field(default_factory=time.time_ns)
     recent: Recent = field(default_factory=Recent)
     undelivered: dict[int, CallRecord] = field(default_factory=dict)
@@ -76,8 +83,16 @@ class Session:
 
     def record(self, record: CallRecord) -> None:
         """Settles a call: its span is encoded and on its way to the collector."""
-        span = self._encoder.encode(record)
-        self.attempt.settle(record.seq, span.payload_sha256, record.outcome, nonconforming=bool(record.nonconforming))
+        nonconforming = bool(record.nonconforming)
+        try:
+            span = self._encoder.encode(record)
+        except Exception as bug:  # noqa: BLE001
+            # One attempt fails for it, visibly; the calls of the others, which are recorded here as well, do not.
+            _log.exception("call %d of attempt %s cannot be recorded", record.seq, record.attempt)
+            self.attempt.lose(f"call {record.seq} cannot be recorded: {type(bug).__name__}: {bug}")
+            self.attempt.settle(record.seq, NO_HASH, record.outcome, nonconforming=nonconforming)
+            return
+        self.attempt.settle(record.seq, span.payload_sha256, record.outcome, nonconforming=nonconforming)
         self._submit(span)
         if record.outcome == "ok":
             self.attempt.hear(spoken(record), trained=record.trained)
@@ -118,6 +133,7 @@ class Session:
             for task in self._calls:
                 task.cancel()
             await self._idle
+        self.flush()
         for record in self.undelivered.values():
             self.record(record)
         self.undelivered.clear()

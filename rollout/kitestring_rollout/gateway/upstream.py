@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final
 
@@ -24,48 +25,51 @@ MAX_BACKOFF_SECONDS: Final = 0.5
 
 
 class Upstream:
-    """The client side of the gateway; an async context manager."""
+    """The client side of the gateway; an async context manager.
 
-    def __init__(self, *, connect_seconds: float, upstream_seconds: float) -> None:
+    A reply may take as long as its attempt: no timer runs per call, the fence ends what hangs.
+    """
+
+    def __init__(self, models: Iterable[Model], *, connect_seconds: float) -> None:
+        self._models = tuple(models)
         self._connect_seconds = connect_seconds
-        self._timeout = aiohttp.ClientTimeout(total=upstream_seconds, sock_connect=CONNECT_SECONDS)
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._connector: aiohttp.TCPConnector | None = None
         self._urls: dict[tuple[str, Api], URL] = {}
-        self._headers: dict[str, dict[str, str]] = {}
 
     async def __aenter__(self) -> Upstream:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=self._timeout,
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            read_bufsize=1 << 18,
-        )
+        self._connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
+        for model in self._models:
+            self._sessions[model.name] = aiohttp.ClientSession(
+                connector=self._connector,
+                connector_owner=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                headers=_headers(model),
+                read_bufsize=1 << 18,
+            )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
+        if self._connector is not None:
+            await self._connector.close()
 
     async def post(self, model: Model, api: Api, payload: bytes, attempt: str) -> aiohttp.ClientResponse:
         """The reply's head; its body is still to be read. A connection that cannot be made is tried again briefly, at
-        every server of the model; nothing was sent by then. Refusal 502 or 504 when there is no reply."""
-        if self._session is None:
-            raise RuntimeError("the upstream client is not open: use `async with`")
+        every server of the model; nothing was sent by then. Refusal 502 when there is no reply."""
+        session = self._sessions[model.name]
         deadline = 0.0
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             for server in model.servers_for(attempt):
                 try:
-                    return await self._session.post(
-                        self._url(server, api), data=payload, headers=self._headers_of(model), allow_redirects=False
-                    )
-                except aiohttp.ClientConnectorError as error:
+                    return await session.post(self._url(server, api), data=payload, allow_redirects=False)
+                except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                     refused = error
-                except TimeoutError:
-                    raise upstream_failed("the model server did not answer in time", "upstream_timeout", 504) from None
                 except (aiohttp.ClientError, OSError) as error:
                     raise upstream_failed(f"the model server did not answer: {type(error).__name__}") from error
             now = time.monotonic()
@@ -82,11 +86,15 @@ class Upstream:
             url = self._urls[server, api] = URL(server + PATHS[api])
         return url
 
-    def _headers_of(self, model: Model) -> dict[str, str]:
-        headers = self._headers.get(model.name)
-        if headers is None:
-            headers = {"Content-Type": JSON_TYPE}
-            if model.api_key is not None:
-                headers["Authorization"] = f"Bearer {model.api_key}"
-            self._headers[model.name] = headers
-        return headers
+
+def _headers(model: Model) -> dict[str, str]:
+    """All that is sent: given here once, where aiohttp would add its own to every request."""
+    headers = {
+        "Content-Type": JSON_TYPE,
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",
+        "User-Agent": "kitestring-gateway",
+    }
+    if model.api_key is not None:
+        headers["Authorization"] = f"Bearer {model.api_key}"
+    return headers
