@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from kitestring_api import names
 from kitestring_rollout.gateway.attempts import Attempt
-from kitestring_rollout.gateway.metrics import CONTENT_TYPE
+from kitestring_rollout.gateway.metrics import CONTENT_TYPE, Metrics
 from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.registry import Closed
 from kitestring_rollout.gateway.session import Session, identity_of
@@ -46,7 +46,9 @@ class AdminError(Exception):
 
 def admin_app(process: Process, credential: str) -> web.Application:
     admin = _Admin(process)
-    app = web.Application(middlewares=[_errors, _authorised(credential)], client_max_size=16 * 1024 * 1024)
+    app = web.Application(
+        middlewares=[_errors, _authorised(credential, process.metrics)], client_max_size=16 * 1024 * 1024
+    )
     app.router.add_get(names.ROUTE_HEALTH, admin.health)
     app.router.add_get(names.ROUTE_METRICS, admin.metrics)
     app.router.add_get(names.ROUTE_ADMIN_STATUS, admin.status)
@@ -199,7 +201,7 @@ def _answer(message: BaseModel) -> web.Response:
     return web.Response(text=message.model_dump_json(), content_type="application/json")
 
 
-def _authorised(credential: str) -> Middleware:
+def _authorised(credential: str, metrics: Metrics) -> Middleware:
     expected = f"Bearer {credential}".encode()
 
     @web.middleware
@@ -207,6 +209,7 @@ def _authorised(credential: str) -> Middleware:
         if request.path.startswith("/admin/"):
             given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):
+                metrics.refused("unauthorized")
                 raise AdminError(401, "Unauthorized", "the admin routes need the gateway's credential")
         return await handler(request)
 

@@ -20,7 +20,7 @@ class Metrics:
         self.calls = {outcome: calls.labels(outcome) for outcome in OUTCOMES}
         self._refused = Counter(
             "kitestring_gateway_refused",
-            "Requests of agents answered with an error of ours",
+            "Requests of agents answered with an error of ours; unauthorized: without the admin port's credential",
             ("code",),
             registry=self._registry,
         )
