@@ -319,8 +319,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         status = HTTPStatus(error.status)
         return _json(error_body(f"{request.method} {request.path}: {error.reason}", status), status)
-    except ConnectionResetError:
-        raise
+    except ConnectionResetError as gone:
+        raise asyncio.CancelledError from gone  # aiohttp takes this for what it is: nobody is there to answer
     except Exception:  # the request's boundary: logged with its traceback, and answered
         logger.exception("%s %s failed", request.method, request.path)
         status = HTTPStatus.INTERNAL_SERVER_ERROR
