@@ -50,6 +50,7 @@ class Agents:
                 request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             scope = _scope(request.method, route)
             session = self._session(token, scope)
+            permit(session.claims, now=time.time(), epoch=self._process.epoch, scope=scope)
             api = CALL_ROUTES.get(route)
             if api is not None:
                 return await self._calls.serve(request, session, api)
@@ -76,7 +77,6 @@ class Agents:
         if session is None:
             verify(token, process.token_key, now=time.time(), epoch=process.epoch, scope=scope)
             raise Refusal(410, "attempt_closed", "the attempt has been closed")
-        permit(session.claims, now=time.time(), epoch=process.epoch, scope=scope)
         return session
 
     def _models(self, route: str) -> web.StreamResponse:
