@@ -7,8 +7,9 @@ from typing import Any
 
 import openai
 import pytest
+from yarl import URL
 
-from tests.gateway.conftest import Gateway, chat
+from tests.gateway.conftest import Gateway, Opened, Start, chat, until
 from tests.gateway.policy import Plan
 
 
@@ -59,3 +60,36 @@ async def test_concurrent_calls(gateway: Gateway) -> None:
     goes_on.set()
     assert (await first)[0] == 200
     assert (await gateway.post(opened, chat()))[0] == 200
+
+
+async def begin_upload(gateway: Gateway, opened: Opened) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose body never ends, as far as it goes."""
+    url = URL(opened.base_url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"POST {url.path}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    writer.write(head.encode() + b"x" * 1000)
+    return reader, writer
+
+
+async def test_an_agent_that_floods_is_refused_before_its_bodies_are_read(gateway: Gateway) -> None:
+    opened = await gateway.open(limits={"concurrent_calls": 2})
+    session = gateway.process.registry.find(opened.attempt)
+    assert session is not None
+    uploads = [await begin_upload(gateway, opened) for _ in range(4)]
+    await until(lambda: session.serving == 4)
+    reader, writer = await begin_upload(gateway, opened)
+    assert (await reader.readline()).split()[1] == b"429"
+    fenced = await gateway.fence(opened)
+    assert (fenced["n_calls"], fenced["calls"]["rejected"]) == (0, 1)
+    for pending, _ in uploads:
+        assert (await pending.readline()).split()[1] == b"410"
+    for _, closing in (*uploads, (reader, writer)):
+        closing.close()
+
+
+@pytest.mark.parametrize("path", ["/rewards", "/v1/chat/completions"])
+async def test_a_body_that_is_too_long_is_refused_before_it_is_read(start: Start, path: str) -> None:
+    async with start(max_body_bytes=100_000) as gateway:
+        opened = await gateway.open()
+        status, body = await gateway.post(opened, b" " * 2_000_000, path)
+        assert (status, body["error"]["code"]) == (413, "body_too_large")

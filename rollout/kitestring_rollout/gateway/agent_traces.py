@@ -11,7 +11,7 @@ from aiohttp.hdrs import CONTENT_ENCODING
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kitestring_rollout.gateway.compression import decompress
+from kitestring_rollout.gateway.bodies import decompress, read
 from kitestring_rollout.gateway.errors import Refusal, upstream_failed
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.session import Session
@@ -39,9 +39,8 @@ class AgentTraces:
         """POST {base}/otlp/v1/traces. 200 when the collector has taken the spans."""
         if request.content_type != PROTOBUF:
             raise Refusal(415, "unsupported_media_type", f"spans are taken as {PROTOBUF} (OTLP over HTTP)")
-        raw = await request.read()
         left = session.attempt.limits.agent_span_bytes - session.attempt.span_bytes
-        data = decompress(raw, request.headers.get(CONTENT_ENCODING), left)
+        data = decompress(await read(request, left), request.headers.get(CONTENT_ENCODING), left)
         session.attempt.take_span_bytes(len(data))
         body = restamp(data, session.identity)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import time
 from typing import Final
 
@@ -12,17 +12,18 @@ from aiohttp.hdrs import EXPECT
 
 from kitestring_api import names
 from kitestring_rollout.gateway.agent_traces import AgentTraces
+from kitestring_rollout.gateway.bodies import read
 from kitestring_rollout.gateway.calls import Calls
 from kitestring_rollout.gateway.errors import JSON_TYPE, Refusal
 from kitestring_rollout.gateway.process import Process
+from kitestring_rollout.gateway.ready import begun
 from kitestring_rollout.gateway.session import Session
 from kitestring_rollout.gateway.token import SCOPE_CALLS, SCOPE_REWARDS, SCOPE_SPANS, permit, verify
 from kitestring_rollout.traces.records import Api
 
-_log = logging.getLogger(__name__)
-
 ATTEMPT_PREFIX: Final = names.ROUTE_ATTEMPT.partition("{")[0]
 CALL_ROUTES: Final[dict[str, Api]] = {names.ROUTE_CHAT: "chat", names.ROUTE_COMPLETIONS: "completions"}
+MAX_REWARD_BYTES: Final = 65_536
 SCOPES: Final[dict[tuple[str, str], str]] = {
     ("POST", names.ROUTE_CHAT): SCOPE_CALLS,
     ("POST", names.ROUTE_COMPLETIONS): SCOPE_CALLS,
@@ -46,30 +47,42 @@ class Agents:
             token, route = _split(request)
             if route == names.ROUTE_HEALTH and request.method in ("GET", "HEAD"):
                 return web.Response(body=b'{"status":"ok"}', content_type=JSON_TYPE)
-            if EXPECT in request.headers and request.transport is not None:
-                request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             scope = _scope(request.method, route)
             session = self._session(token, scope)
             permit(session.claims, now=time.time(), epoch=self._process.epoch, scope=scope)
-            api = CALL_ROUTES.get(route)
-            if api is not None:
-                return await self._calls.serve(request, session, api)
-            if scope == SCOPE_REWARDS:
-                return await self._reward(request, session)
-            if scope == SCOPE_SPANS:
-                return await self._agent_traces.serve(request, session)
-            return self._models(route)
+            session.enter(request.task)
+            try:
+                return await self._serve(request, session, route, scope)
+            finally:
+                session.leave(request.task)
         except Refusal as refusal:
-            error: Refusal = refusal
-        except web.HTTPRequestEntityTooLarge:
-            limit = self._process.config.max_body_bytes
-            error = Refusal(413, "body_too_large", f"a request may have {limit} bytes")
+            error = refusal
+        except ConnectionResetError as gone:
+            raise asyncio.CancelledError from gone  # aiohttp takes this for what it is: nobody is there to answer
+        except asyncio.CancelledError:
+            if session is None or session.open or begun(request):
+                raise  # the agent went away, or gets no more than it has got
+            request.task.uncancel()
+            error = Refusal(410, "attempt_closed", "the attempt has been closed")
+            error.admitted = True
         self._process.metrics.refused(error.code)
         if session is not None and not error.admitted:
             session.attempt.rejected += 1
         return web.Response(
             body=error.body(), status=error.status, headers={"Content-Type": JSON_TYPE, **error.headers}
         )
+
+    async def _serve(self, request: web.BaseRequest, session: Session, route: str, scope: str) -> web.StreamResponse:
+        if EXPECT in request.headers and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        api = CALL_ROUTES.get(route)
+        if api is not None:
+            return await self._calls.serve(request, session, api)
+        if scope == SCOPE_REWARDS:
+            return await self._reward(request, session)
+        if scope == SCOPE_SPANS:
+            return await self._agent_traces.serve(request, session)
+        return self._models(route)
 
     def _session(self, token: str, scope: str) -> Session:
         process = self._process
@@ -86,7 +99,7 @@ class Agents:
         return web.Response(body=body, content_type=JSON_TYPE)
 
     async def _reward(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
-        body = await request.read()
+        body = await read(request, MAX_REWARD_BYTES)
         session.attempt.check_open()
         reward = session.attempt.rewards.post(body, time.time_ns())
         self._process.metrics.rewards.inc()

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -81,6 +80,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
         }
         process = Process(config, token_key, exporter, api_keys)
         upstream = await stack.enter_async_context(Upstream(process.models, connect_seconds=config.connect_seconds))
+        stack.callback(process.recorder.flush)
         calls = Calls(
             models=process.models,
             upstream=upstream,
@@ -111,15 +111,8 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
 
 
 async def _listen_agents(stack: contextlib.AsyncExitStack, agents: Agents, config: GatewayConfig) -> str:
-    loop = asyncio.get_running_loop()
-
-    def make_request(*parts: Any) -> web.BaseRequest:
-        message, payload, protocol, writer, task = parts
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=config.max_body_bytes)
-
     server = web.Server(
         agents.handle,
-        request_factory=make_request,
         handler_cancellation=True,  # an agent that goes away aborts its call
         access_log=None,
         auto_decompress=False,  # with a bound of our own

@@ -34,8 +34,6 @@ class Call:
     """Policy version of the whole reply, where a header says it."""
     status: int | None = None
     error: str | None = None
-    begun: bool = False
-    """Something of the reply was sent to the agent."""
     finished: bool = False
     """The model server's reply is complete."""
     delivered: bool = False

@@ -11,9 +11,9 @@ from aiohttp import web
 from aiohttp.hdrs import CONTENT_ENCODING
 
 from kitestring_api import names
+from kitestring_rollout.gateway.bodies import decompress, read
 from kitestring_rollout.gateway.call import Call
 from kitestring_rollout.gateway.capture import Capture
-from kitestring_rollout.gateway.compression import decompress
 from kitestring_rollout.gateway.errors import Refusal
 from kitestring_rollout.gateway.holds import Gates
 from kitestring_rollout.gateway.metrics import Metrics
@@ -55,37 +55,21 @@ class Calls:
     async def serve(self, request: web.BaseRequest, session: Session, api: Api) -> web.StreamResponse:
         """Answers a call; raises Refusal for one that is not admitted, and for one that fails before anything of its
         reply was sent."""
-        content = request.content
-        raw = content.read_nowait() if content.is_eof() else await request.read()
-        raw = decompress(raw, request.headers.get(CONTENT_ENCODING), self._rules.max_body_bytes)
+        raw = decompress(
+            await read(request, self._rules.max_body_bytes),
+            request.headers.get(CONTENT_ENCODING),
+            self._rules.max_body_bytes,
+        )
         session.attempt.check_open()
-        task = request.task
-        call: Call | None = None
-        session.enter(task)
-        try:
-            key = body_key(api, raw)
-            idempotency = request.headers.get(names.HEADER_IDEMPOTENCY)
-            is_retry = request.headers.get(names.HEADER_RETRY_COUNT, "0") != "0"
-            if is_retry or idempotency is not None:
-                replayed = await self._repeat(request, session, session.recent.find(key, idempotency, is_retry))
-                if replayed is not None:
-                    return replayed
-            call = self._admit(request, session, api, raw, key=key, idempotency=idempotency)
-            return await self._run(request, call)
-        except Refusal as refusal:
-            refusal.admitted = call is not None
-            raise
-        except ConnectionResetError as gone:
-            raise asyncio.CancelledError from gone  # aiohttp takes this for what it is: nobody is there to answer
-        except asyncio.CancelledError:
-            if session.open or (call is not None and call.begun):
-                raise  # the agent went away, or gets no more than it has got
-            task.uncancel()
-            closed = Refusal(410, "attempt_closed", "the attempt has been closed")
-            closed.admitted = call is not None
-            raise closed from None
-        finally:
-            session.leave(task)
+        key = body_key(api, raw)
+        idempotency = request.headers.get(names.HEADER_IDEMPOTENCY)
+        is_retry = request.headers.get(names.HEADER_RETRY_COUNT, "0") != "0"
+        if is_retry or idempotency is not None:
+            replayed = await self._repeat(request, session, session.recent.find(key, idempotency, is_retry))
+            if replayed is not None:
+                return replayed
+        call = self._admit(request, session, api, raw, key=key, idempotency=idempotency)
+        return await self._run(request, call)
 
     def _admit(
         self, request: web.BaseRequest, session: Session, api: Api, raw: bytes, *, key: BodyKey, idempotency: str | None
@@ -138,6 +122,7 @@ class Calls:
             return response
         except Refusal as refusal:
             call.status, call.error = refusal.status, refusal.message
+            refusal.admitted = True
             raise
         except (asyncio.CancelledError, ConnectionResetError):
             outcome = call.end_early()

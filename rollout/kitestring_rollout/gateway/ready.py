@@ -10,6 +10,7 @@ import asyncio
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
+_BEGUN = web.RequestKey("begun", bool)
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
 
@@ -38,7 +39,7 @@ class ReadyResponse(web.StreamResponse):
             connection = b"Connection: close\r\n"
         elif request.version < HttpVersion11:
             connection = b"Connection: keep-alive\r\n"
-        transport = flushing_transport(request)
+        transport = begin(request)
         transport.write(b"%sContent-Length: %d\r\n%s\r\n%s" % (self._head, len(self._ready), connection, self._ready))
         await request.writer.drain()
         return None
@@ -47,11 +48,17 @@ class ReadyResponse(web.StreamResponse):
         """Everything was sent by `prepare`."""
 
 
-def flushing_transport(request: web.BaseRequest) -> asyncio.Transport:
-    """The request's transport, set so that a drain waits until the kernel has taken everything: what was written counts
-    as delivered. ConnectionResetError when the agent is gone."""
+def begin(request: web.BaseRequest) -> asyncio.Transport:
+    """The request's transport, about to be written to; set so that a drain waits until the kernel has taken everything:
+    what was written counts as delivered. ConnectionResetError when the agent is gone."""
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the agent went away")
     transport.set_write_buffer_limits(high=0)
+    request[_BEGUN] = True
     return transport
+
+
+def begun(request: web.BaseRequest) -> bool:
+    """Something of the reply may have reached the agent: it cannot get another."""
+    return _BEGUN in request

@@ -15,7 +15,7 @@ from kitestring_rollout.gateway.call import Call
 from kitestring_rollout.gateway.capture import MalformedReply
 from kitestring_rollout.gateway.errors import Refusal, UpstreamRefusal, error_body, normalised_error, upstream_failed
 from kitestring_rollout.gateway.metrics import Metrics
-from kitestring_rollout.gateway.ready import JSON_HEAD, STREAM_HEAD, ReadyResponse, flushing_transport
+from kitestring_rollout.gateway.ready import JSON_HEAD, STREAM_HEAD, ReadyResponse, begin
 from kitestring_rollout.gateway.retries import Answer
 from kitestring_rollout.gateway.stream import COMMENT, DONE, DONE_EVENT, EventParser, event
 from kitestring_rollout.gateway.strip import strip_chunk, strip_whole
@@ -54,7 +54,6 @@ async def _whole(request: web.BaseRequest, reply: aiohttp.ClientResponse, call: 
     call.finished = True
     call.entry.stop(answer)
     call.status = 200
-    call.begun = True
     response = ReadyResponse(answer.head, answer.body)
     await response.prepare(request)
     call.delivered = True
@@ -74,10 +73,9 @@ class _Stream:
     async def relay(self, reply: aiohttp.ClientResponse) -> web.StreamResponse:
         call, response = self._call, self._response
         response.enable_chunked_encoding()
-        flushing_transport(self._request)
+        begin(self._request)
         await response.prepare(self._request)
         call.status = 200
-        call.begun = True
         try:
             if not await self._until_done(reply):
                 call.error = "the model server's stream broke off"
@@ -90,7 +88,7 @@ class _Stream:
         if call.error is not None:
             # An event for clients that read it, and a body without its end for those that do not.
             await response.write(event(error_body(call.error, "server_error", "upstream_failed")))
-            flushing_transport(self._request).close()
+            begin(self._request).close()
             return response
         call.finished = True
         call.entry.stop(Answer(STREAM_HEAD, b"".join((*call.sent, DONE_EVENT))))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from kitestring_rollout.gateway.attempts import Attempt, State
 from kitestring_rollout.gateway.capture import spoken
+from kitestring_rollout.gateway.errors import Refusal
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.prompt_ids import PromptReader
 from kitestring_rollout.gateway.retries import Recent
@@ -23,6 +24,9 @@ from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, EndRe
 _log = logging.getLogger(__name__)
 
 NO_HASH = bytes(32)
+FLOOD = 2
+"""Requests of an attempt that may be read and served at once, as a multiple of its concurrent calls: each may hold a
+body in memory, and retries that join a call are no calls."""
 UNSEEN_ACKNOWLEDGEMENTS = 64
 """A callback per span would cost more than a look at so many spans at a time."""
 
@@ -59,8 +63,8 @@ class Session:
     """Finished calls whose reply did not reach the agent: a retry may still fetch it, the fence settles the rest."""
     prompts: PromptReader = field(default_factory=PromptReader)
     _encoder: CallEncoder = field(init=False)
-    _calls: set[asyncio.Task[None]] = field(default_factory=set)
-    """Connections that are being served a call: cancelled by the fence."""
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
+    """Connections that are being served: cancelled by the fence."""
     _idle: asyncio.Future[None] | None = None
     _pending: list[asyncio.Future[None]] = field(default_factory=list)
     _look_at: int = UNSEEN_ACKNOWLEDGEMENTS
@@ -72,12 +76,17 @@ class Session:
         self._encoder = CallEncoder(self.identity, record_contents=self.record_contents)
 
     def enter(self, task: asyncio.Task[None]) -> None:
-        """A connection's task begins to serve a call."""
-        self._calls.add(task)
+        """A connection's task begins to serve a request; Refusal 410 when the attempt is closed, 429 when it serves
+        so many that the agent can only be flooding."""
+        self.attempt.check_open()
+        bound = FLOOD * self.attempt.limits.concurrent_calls
+        if len(self._serving) >= bound:
+            raise Refusal(429, "concurrent_calls_limit", f"{bound} requests are in flight", kind="limit_exceeded")
+        self._serving.add(task)
 
     def leave(self, task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
-        if self._idle is not None and not self._calls:
+        self._serving.discard(task)
+        if self._idle is not None and not self._serving:
             self._idle.set_result(None)
             self._idle = None
 
@@ -128,9 +137,9 @@ class Session:
         return await asyncio.shield(self._fencing)
 
     async def _fence(self) -> FencedAttempt:
-        if self._calls:
+        if self._serving:
             self._idle = asyncio.get_running_loop().create_future()
-            for task in self._calls:
+            for task in self._serving:
                 task.cancel()
             await self._idle
         self.flush()
@@ -200,6 +209,11 @@ class Session:
         await self.exporter.submit(encode_end(record, record_contents=self.record_contents), urgent=True)
         attempt.end()
         return ended
+
+    @property
+    def serving(self) -> int:
+        """Requests that are being read or answered."""
+        return len(self._serving)
 
     @property
     def open(self) -> bool:
