@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,10 +14,9 @@ import pytest
 from kitestring_api import names
 from kitestring_rollout.protocol.queue import Finish, Lease
 from kitestring_rollout.protocol.run_status import RunStatus
-from kitestring_trainer.config import Timing
 from kitestring_trainer.driver import RunResult, run
 from kitestring_trainer.errors import UserMistakeError
-from tests.trainer.world import QUEUE_CREDENTIAL, World, answer_right, ended
+from tests.trainer.world import QUEUE_CREDENTIAL, QUICK, World, answer_right, ended
 
 Trouble = Callable[[World, Lease], Awaitable[Finish]]
 ONE_STEP = {"spec__steps": 1, "spec__rollouts__tasksPerStep": 1}
@@ -126,6 +126,23 @@ def test_a_rollout_without_luck_is_infrastructure_and_excluded(world: World) -> 
     assert result.exit_code == 0
 
 
+def test_the_infrastructure_gets_time_to_come_back(world: World) -> None:
+    """Tries are not used up while what failed is being started again."""
+    began: dict[str, list[float]] = defaultdict(list)
+
+    async def agent(world: World, lease: Lease) -> Finish:
+        began[lease.rollout].append(time.monotonic())
+        if lease.rollout.endswith(FIRST) and len(began[lease.rollout]) < 3:
+            return ended(lease, "", ended="executorLost", exit_code=None)
+        return await answer_right(world, lease)
+
+    _, rollouts = one_step(world, agent, timing=QUICK.model_copy(update={"retry": 0.2}))
+    first, second, third = began[rollouts[0]["rollout"]]
+    assert second - first >= 0.2
+    assert third - second >= 0.4
+    assert (rollouts[0]["class"], rollouts[0]["tries"]) == ("Succeeded", 3)
+
+
 def test_a_policy_server_that_fails_is_not_the_agents_fault(world: World) -> None:
     async def trouble(world: World, lease: Lease) -> Finish:
         world.gateway.record(lease.attempt, outcome="failed", status=502)
@@ -154,9 +171,7 @@ def test_a_silent_executor_loses_its_lease_and_its_late_finish_changes_nothing(w
         return ended(lease, "a-late-answer")
 
     world.gateway.on_fence = on_fence
-    _, rollouts = one_step(
-        world, first_attempt_only(trouble), timing=Timing(lease=0.4, proof=5.0, poll=0.01, gateway_gone=2.0)
-    )
+    _, rollouts = one_step(world, first_attempt_only(trouble), timing=QUICK.model_copy(update={"lease": 0.4}))
     assert (rollouts[0]["class"], rollouts[0]["tries"]) == ("Succeeded", 2)
     assert rollouts[0]["attempt"] != hanging[0].attempt
     assert late == [410], "end the agent, report nothing"
@@ -208,7 +223,7 @@ def test_an_end_that_never_reaches_storage_is_given_up(world: World) -> None:
         return await once(world, lease)
 
     once = first_attempt_only(trouble)
-    _, rollouts = one_step(world, agent, timing=Timing(lease=5.0, proof=0.4, poll=0.01, gateway_gone=2.0))
+    _, rollouts = one_step(world, agent, timing=QUICK.model_copy(update={"proof": 0.4}))
     assert (rollouts[0]["class"], rollouts[0]["tries"]) == ("Succeeded", 2)
 
 
@@ -392,7 +407,7 @@ def test_an_executor_that_goes_away_before_it_gets_its_lease_costs_nothing(world
 
     world.gateway.on_open = slow
     started = world.backstage.submit(impatient())
-    result = run(world.config(**ONE_STEP, timing=Timing(lease=60.0, proof=5.0, poll=0.01)), world.announce)
+    result = run(world.config(**ONE_STEP, timing=QUICK.model_copy(update={"lease": 60.0})), world.announce)
     started.result(5)
     check_books(world, "t000001")
     assert result.rollouts == {"Succeeded": 3}

@@ -156,11 +156,11 @@ class QueueMachine(RuleBasedStateMachine):
         closing = entry is not None and entry.phase is Phase.CLOSING
         assert self.state.closed(attempt) == closing
 
-    @rule(attempt=attempts, klass=st.sampled_from(CLASSES))
-    def settled(self, attempt: str, klass: str) -> None:
+    @rule(attempt=attempts, klass=st.sampled_from(CLASSES), wait=st.none() | st.floats(0, 5))
+    def settled(self, attempt: str, klass: str, wait: float | None) -> None:
         before = self.state.of_attempt(attempt)
         due = before is not None and before.phase in (Phase.CLOSING, Phase.PROVING)
-        entry = self.state.settle(attempt, Ending(klass))
+        entry = self.state.settle(attempt, Ending(klass), None if wait is None else self.now + wait)
         assert (entry is not None) == due
         if entry is None:
             return
@@ -190,7 +190,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.lease_of[attempt] = leased.lease or ""
         self.state.finish(leased.lease or "", attempt)
         self.closed(attempt)
-        self.settled(attempt, klass)
+        self.settled(attempt, klass, None)
         return attempt
 
     @rule(lease=consumes(leases))

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,3 +239,10 @@ def test_what_became_of_every_transition_is_written_down(world: World) -> None:
     assert {record["rollout"] for record in records} == {r["rollout"] for r in world.commit("t000001")["rollouts"]}
     assert all(record["excluded"] is None and record["advantage"] is not None for record in records)
     assert sum(record["loss_weight"] * 2 for record in records) == pytest.approx(2.0), "one whole mean per update"
+
+
+def test_a_collecting_trainer_imports_nothing_heavy() -> None:
+    heavy = ("torch", "ray", "verl", "transformers", "pyarrow", "minio", "pandas")
+    script = f"import sys, kitestring_trainer.driver; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

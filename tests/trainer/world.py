@@ -44,6 +44,7 @@ from kitestring_trainer.config import Timing, TrainerConfig
 Answer = TypeVar("Answer")
 QUEUE_CREDENTIAL = "queue-credential"
 GATEWAY_CREDENTIAL = "gateway-credential"
+QUICK = Timing(lease=5.0, proof=5.0, retry=0.05, poll=0.01, gateway_gone=2.0)
 Agent = Callable[["World", Lease], Awaitable[Finish]]
 
 
@@ -402,7 +403,7 @@ class World:
             "queue_credential_file": self.folder / "queue",
             "gateway_credential_file": self.folder / "gateway",
             "gateways": (self.gateway.url,),
-            "timing": Timing(lease=5.0, proof=5.0, poll=0.01, gateway_gone=2.0),
+            "timing": QUICK,
             **top,
         }
         return TrainerConfig(**settings)

@@ -35,6 +35,7 @@ class Timing(Part):
 
     lease: float = Field(default=30.0, gt=0, description="a lease expires so long after its last heartbeat")
     proof: float = Field(default=30.0, gt=0, description="an ended attempt not proven complete by then is lost")
+    retry: float = Field(default=2.0, gt=0, description="before the second try where the infrastructure failed")
     poll: float = Field(default=0.05, gt=0, description="between two looks into the trace store")
     gateway_gone: float = Field(default=60.0, gt=0, description="a gateway unreachable for so long is taken for gone")
 
@@ -94,6 +95,7 @@ class TrainerConfig(Part):
             tries=Tries(total=attempts.max, agent_failed=attempts.agent_failed, timed_out=attempts.timed_out),
             lease_seconds=self.timing.lease,
             proof_seconds=self.timing.proof,
+            retry_seconds=self.timing.retry,
         )
 
     @property

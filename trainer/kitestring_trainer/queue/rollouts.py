@@ -25,6 +25,9 @@ class QueueRules:
     """How long the proof of an ended attempt is awaited while the trace store can be read."""
     overtime_seconds: float = 60.0
     """How far past its deadline an agent is left to its executor; then the queue ends the lease."""
+    retry_seconds: float = 2.0
+    """Wait before the second attempt where the infrastructure failed; doubled before each further one. What failed is
+    often being started again."""
     reopen_seconds: float = 0.5
     """Wait before an attempt is opened again after no gateway could."""
 

@@ -312,9 +312,11 @@ class RolloutQueue:
             return
         running = self._of_rollout[entry.rollout]
         ending = judge(settled.end, settled.calls, running.accepted) if isinstance(settled, Proof) else settled
-        self._state.settle(attempt, ending)
+        retry_at: float | None = None
         if ending.klass == CLASS_INFRASTRUCTURE:
             logger.warning("attempt %s of %s: %s", attempt, entry.rollout, ending.reason)
+            retry_at = time.monotonic() + self.rules.retry_seconds * 2 ** entry.counts[CLASS_INFRASTRUCTURE]
+        self._state.settle(attempt, ending, retry_at)
         if entry.final is None:
             self.spawn(self._notify())
             return
@@ -336,7 +338,8 @@ class RolloutQueue:
 
     async def _tick(self) -> None:
         """Expire leases, give up on proofs, wake executors for delayed rollouts."""
-        pause = min(1.0, self.rules.lease_seconds / 4, self.rules.proof_seconds / 4, self.rules.reopen_seconds)
+        rules = self.rules
+        pause = min(1.0, rules.lease_seconds / 4, rules.proof_seconds / 4, rules.reopen_seconds, rules.retry_seconds)
         try:
             while True:
                 await asyncio.sleep(pause)

@@ -162,7 +162,7 @@ class QueueState:
     def take(self, limit: int, now: float) -> list[Entry]:
         """Up to `limit` waiting rollouts, each with a new attempt id, for the caller to open at a gateway."""
         while self._delayed and self._delayed[0][0] <= now:
-            self._ready.append(heapq.heappop(self._delayed)[1])
+            self._ready.appendleft(heapq.heappop(self._delayed)[1])
         taken: list[Entry] = []
         while self._ready and len(taken) < limit:
             entry = self._entries.get(self._ready.popleft())
@@ -250,10 +250,11 @@ class QueueState:
         entry.phase = Phase.PROVING
         return True
 
-    def settle(self, attempt: str, ending: Ending) -> Entry | None:
+    def settle(self, attempt: str, ending: Ending, retry_at: float | None = None) -> Entry | None:
         """The attempt has ended for good: proven complete, or lost. Only for one that is CLOSING or PROVING.
 
-        The rollout becomes FINAL, or goes to the head of the line for its next attempt. None for a stale message.
+        The rollout becomes FINAL, or waits for its next attempt: at the head of the line, or from `retry_at` on. None
+        for a stale message.
         """
         entry = self._attempts.get(attempt)
         if entry is None or entry.phase not in (Phase.CLOSING, Phase.PROVING):
@@ -265,7 +266,10 @@ class QueueState:
             entry.final = Final(entry.rollout, attempt, ending, entry.counts.total())
         else:
             entry.phase = Phase.WAITING
-            self._ready.appendleft(entry.rollout)
+            if retry_at is None:
+                self._ready.appendleft(entry.rollout)
+            else:
+                heapq.heappush(self._delayed, (retry_at, entry.rollout))
         return entry
 
     # --- inside ---
