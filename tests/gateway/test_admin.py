@@ -206,6 +206,7 @@ async def test_the_admin_routes_need_the_credential(gateway: Gateway, credential
     assert (status, answer["reason"]) == (401, "Unauthorized")
     status, _ = await gateway.admin("POST", "/admin/v1/attempts", opening(), credential=credential)
     assert status == 401 and len(gateway.process.registry) == 0
+    assert b'refused_total{code="unauthorized"} 2.0' in gateway.process.metrics_text()
 
 
 @pytest.mark.parametrize(

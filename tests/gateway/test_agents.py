@@ -120,7 +120,8 @@ async def test_rewards_of_an_agent(gateway: Gateway) -> None:
 async def test_rewards_are_refused_where_the_pool_takes_none(gateway: Gateway) -> None:
     opened = await gateway.open(reward={"accepted": False})
     assert await reward(gateway, opened, b'{"value": 1.0}') == (403, "wrong_scope")
-    assert (await gateway.fence(opened))["rewards"] == []
+    fenced = await gateway.fence(opened)
+    assert (fenced["rewards"], fenced["calls"]["rejected"]) == ([], 1)
 
 
 def agents_request(**attributes: str) -> bytes:
