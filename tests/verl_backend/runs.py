@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import psutil
+from scripted import Script, row, sampled  # a script's own folder is on the path; verl installs a package `tests`
+
 from kitestring_trainer.learner import (
     LearnerConfig,
     LoraConfig,
@@ -26,7 +28,6 @@ from kitestring_trainer.learner import (
     UpdateMetrics,
 )
 from kitestring_trainer.verl_backend import VerlLearner
-from scripted import Script, row, sampled  # a script's own folder is on the path; verl installs a package `tests`
 
 WANTED = 10
 """The token that the learning steps reward."""
@@ -68,7 +69,9 @@ def full_rows(step: int) -> list[TrainingRow]:
     generator = np.random.default_rng(step)
     if step == 1:
         second = [
-            row("D", 20, 12, generator=generator, mini_batch=1, advantage=0.8, weight=1 / (2 * 7), trained=range(5, 12)),
+            row(
+                "D", 20, 12, generator=generator, mini_batch=1, advantage=0.8, weight=1 / (2 * 7), trained=range(5, 12)
+            ),
             row("E", 9, 5, generator=generator, mini_batch=1, advantage=0.0, weight=1 / (2 * 5)),
         ]
         return figure_5(generator) + second

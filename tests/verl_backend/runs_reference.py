@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+
 from tests.verl_backend import scripted
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+
 from kitestring_trainer.learner import PushedWeights, StepBatch, TrainingRow, UpdateMetrics
 
 VOCABULARY = 64
@@ -71,7 +72,7 @@ def row(
     mask[list(range(response)) if trained is None else list(trained)] = 1
     return TrainingRow(
         rollout=rollout,
-        group=rollout.split("-")[0],
+        group=rollout.split("-", maxsplit=1)[0],
         mini_batch=mini_batch,
         prompt_ids=generator.integers(3, VOCABULARY, prompt),
         response_ids=generator.integers(3, VOCABULARY, response),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from kitestring_trainer.verl_backend import folders
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from kitestring_trainer.learner import LossConfig
 from kitestring_trainer.verl_backend.loss import RolloutLoss, response_positions, rollout_loss
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from kitestring_trainer.learner import LearnerConfig, OptimizerConfig, StepBatch
 from kitestring_trainer.verl_backend.agreement import agreement
 from kitestring_trainer.verl_backend.report import report

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from tests.verl_backend.runs_reference import PlainTrainer
 from tests.verl_backend.scripted import load, logprobs, make_model
 
@@ -137,7 +138,9 @@ def test_a_stop_writes_a_state_and_says_so(folder, resumed):
 
 def test_adapters_are_pushed_merged(folder, lora):
     assert same(lora["tensors"][0], load_tensors(folder / "model"))
-    changed = {name for name in lora["tensors"][0] if not torch.equal(lora["tensors"][0][name], lora["tensors"][1][name])}
+    changed = {
+        name for name in lora["tensors"][0] if not torch.equal(lora["tensors"][0][name], lora["tensors"][1][name])
+    }
     assert {name.split(".")[-2] for name in changed} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     }

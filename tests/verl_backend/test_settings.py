@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.learner import LearnerConfig, LearnerConfigError, LoraConfig, LossConfig, OptimizerConfig
 from kitestring_trainer.verl_backend import VerlLearner, folders, guard, settings
@@ -29,6 +30,7 @@ REFUSED = {
     "model": ({"model": None}, "a Hugging Face folder"),
     "device": ({"device": "tpu"}, "cpu, cuda"),
     "weights_dtype": ({"weights_dtype": "int8"}, "bfloat16"),
+    "nodes": ({"nodes": 2}, "1 without cluster_address"),
     "loss.entropy_coefficient": ({"loss": LossConfig(entropy_coefficient=-1)}, "0 or more"),
     "loss.dual_clip": ({"loss": LossConfig(dual_clip=0.5)}, "more than 1"),
     "overrides['actor_rollout_ref.actor.optim.lr']": (
@@ -90,7 +92,7 @@ def test_verl_knows_every_key_we_set(config, device, lora):
 
 
 def test_an_override_verl_does_not_know_is_the_users_mistake(config):
-    with pytest.raises(LearnerConfigError, match="Write \\+actor_rollout_ref.model.no_such_key"):
+    with pytest.raises(LearnerConfigError, match=r"Write \+actor_rollout_ref\.model\.no_such_key"):
         settings.compose(dataclasses.replace(config, overrides={"actor_rollout_ref.model.no_such_key": 1}))
     composed = settings.compose(
         dataclasses.replace(config, overrides={"actor_rollout_ref.actor.fsdp_config.forward_prefetch": True})

@@ -36,7 +36,7 @@ def train(config: LearnerConfig, feed: RolloutFeed, on_death: Callable[[str], No
     verl_config.transfer_queue.enable = True
     OmegaConf.resolve(verl_config)
     without_servers()
-    if config.nodes == 1:
+    if config.cluster_address is None:
         RayWorkerGroup._get_master_addr_port = _rendezvous_here
     trainer = ExternalTrainer(verl_config, config, feed)
     watch = ClusterWatch(on_death)
@@ -64,7 +64,7 @@ def _finish(trainer: ExternalTrainer) -> None:
 def _rendezvous_here(
     group: Any, placement_group: object, bundle_index: int = 0, master_port_range: list[int] | None = None
 ) -> None:
-    """Where the training processes of one node meet. verl asks a Ray task: one more process that imports verl."""
+    """Where the training processes of this machine meet. verl asks a Ray task: one more process that imports verl."""
     with socket.socket() as free:
         free.bind(("", 0))
         group._master_addr, group._master_port = ray.util.get_node_ip_address(), str(free.getsockname()[1])

@@ -125,6 +125,13 @@ def _problems(config: LearnerConfig) -> Iterator[LearnerConfigError]:
         value = getattr(config.loss, name)
         if value < 0:
             yield LearnerConfigError(f"loss.{name}", value, "0 or more", "Set it to 0 to leave the term out.")
+    if config.nodes > 1 and config.cluster_address is None:
+        yield LearnerConfigError(
+            "nodes",
+            config.nodes,
+            "1 without cluster_address",
+            "Start Ray on all nodes and give the address of its head, or train on one node.",
+        )
     own = {key.lstrip("+") for key in settings(config)}
     for key in config.overrides:
         bare = key.lstrip("+")
