@@ -19,6 +19,7 @@ from kitestring_cli.report.samples import Comparison, comparisons
 from kitestring_cli.report.settings import settings
 from kitestring_cli.run.folder import RunFolder, open_run_folder
 from kitestring_cli.run.views import figure
+from kitestring_cli.show.printable import printable
 
 TEMPLATE = "report.html.jinja"
 
@@ -41,7 +42,9 @@ def render(folder: RunFolder) -> str:
     records = RunRecords(folder)
     summary = summarise(records)
     shown, missing = _samples(records)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_without_controls, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"figure": figure, "number": number, "picture": Markup}
     template = environment.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
@@ -54,6 +57,11 @@ def render(folder: RunFolder) -> str:
         advice=[advice for advice in advise(summary) if not (advice.command or "").startswith("open ")],
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
+
+
+def _without_controls(value: object) -> object:
+    """What the template is to print; Markup is our own pictures."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _samples(records: RunRecords) -> tuple[list[Comparison], str]:

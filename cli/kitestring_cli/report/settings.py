@@ -27,9 +27,9 @@ def settings(resolved: Path) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _fields(value: Any, path: FieldPath) -> Iterator[tuple[FieldPath, str]]:
+    if value is None or value in ({}, []):
+        return
     match value:
-        case None | {} | []:
-            return
         case dict():
             for name, item in value.items():
                 if name == "value" and len(path) > 1 and path[-2] == "env":

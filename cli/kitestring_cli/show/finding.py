@@ -14,6 +14,8 @@ from kitestring_trainer.plan import LETTERS
 
 _PLAN = re.compile(r"(?P<letter>[a-z])(?P<step>\d{6})(-.*)?")
 _SHOWN = 4
+_DIGITS = 3
+"""A longer number is part of an id."""
 _COMPARED = 20_000
 """Ids that are compared with a misspelt one."""
 
@@ -51,9 +53,10 @@ def find_rollout(records: RunRecords, text: str) -> PlannedRollout:
 
 def choose_attempt(attempts: Sequence[str], text: str) -> str:
     """The attempt that `text` names: its place from 1 in order of time, or part of its id. Raises UserMistakeError."""
-    if text.isdecimal() and 1 <= int(text) <= len(attempts):
-        return attempts[int(text) - 1]
-    found = [attempt for attempt in attempts if text in attempt]
+    if text.isdecimal() and len(text) <= _DIGITS:
+        found = [attempt for place, attempt in enumerate(attempts, start=1) if place == int(text)]
+    else:
+        found = [attempt for attempt in attempts if text in attempt]
     if len(found) == 1:
         return found[0]
     known = ", ".join(f"{place} = {attempt}" for place, attempt in enumerate(attempts, start=1))

@@ -6,12 +6,15 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -67,6 +70,7 @@ def try_rollout(  # noqa: PLR0917 - one parameter for each option
     found = find_endpoint(endpoint, model, os.environ.get(ENV_OPENAI_API_KEY)) if endpoint is not None else None
     documents = [(document.kind, document.raw) for document in load(files, overrides).documents]
     local = local_run(files, [*overrides, *overrides_for(documents, found)])
+    signal.signal(signal.SIGTERM, _interrupt)
     console = Console(highlight=False, quiet=output == "json")
     with tempfile.TemporaryDirectory(prefix="kitestring-try-") as scratch, Supervisor() as supervisor:
         folder = _folder(Path(scratch))
@@ -155,7 +159,22 @@ def _waiting(console: Console, what: str) -> Iterator[None]:
 def _play(
     configs: PartConfigs, row: int, tasks: TaskSet, said: Callable[[CallRecord, Sequence[CallRecord]], None]
 ) -> Played:
-    return asyncio.run(play(configs, row, tasks, said))
+    """The rollout in an event loop of its own; Ctrl-C and SIGTERM end the agent and everything else first."""
+
+    async def interruptible() -> Played:
+        this = asyncio.current_task()
+        assert this is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+        return await play(configs, row, tasks, said)
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _outcome(
