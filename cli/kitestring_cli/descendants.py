@@ -21,7 +21,7 @@ def become_subreaper() -> None:
 
 
 def kill_descendants(*, spare: Collection[int] = ()) -> int:
-    """SIGKILL everything below this process until nothing is left but `spare` and what is below those; returns how many.
+    """SIGKILL everything below this process but `spare` and what is below those; returns how many were killed.
 
     Repeats, because a process may fork between the look and the kill.
     """

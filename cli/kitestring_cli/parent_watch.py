@@ -12,7 +12,7 @@ ENV_PARENT_FD = "KITESTRING_PARENT_FD"
 
 
 def watch_parent() -> None:
-    """Start watching, if a supervisor asked for it; also makes this process a subreaper, so that orphans can be found."""
+    """Start watching, if a supervisor asked for it; also becomes a subreaper, so that orphans can be found."""
     descriptor = os.environ.pop(ENV_PARENT_FD, None)
     if descriptor is None:
         return

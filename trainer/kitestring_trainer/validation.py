@@ -54,14 +54,7 @@ def validation_result(mode: ValidationMode, commit: StepCommit, results: Sequenc
 
 
 def tool_use(results: Sequence[RolloutResult]) -> float | None:
-    """Share of proven rollouts in which the policy called a tool, of those whose calls offered one.
-
-    None when no call offered a tool. Without recorded contents the offers are not known: then of all proven rollouts,
-    when any of them called one.
-    """
+    """Share of proven rollouts in which the policy called a tool; None when no rollout was proven."""
     proofs = [result.proof for result in results if result.proof is not None]
-    offered = [any(call.tools for call in proof.calls) for proof in proofs]
     used = [any(choice.tool_calls for call in proof.calls for choice in call.choices) for proof in proofs]
-    if any(offered):
-        return sum(u for o, u in zip(offered, used, strict=True) if o) / sum(offered)
-    return sum(used) / len(used) if any(used) else None
+    return sum(used) / len(used) if used else None

@@ -163,6 +163,8 @@ def _gateway(run: LocalRun, folder: RunFolder, ports: Ports) -> GatewayConfig:
         ),
         record_contents=spec.traces.record_contents,
         hold_seconds=max(1, spec.gateway.hold_seconds),
+        # Whoever ends a local run ends the agents too: nobody is left to wait for.
+        drain_seconds=1.0,
     )
 
 

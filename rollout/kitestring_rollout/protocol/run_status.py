@@ -30,7 +30,7 @@ class ValidationResult(Message):
     reward: float | None = Field(description="mean over all tasks; None when none could be scored")
     rollouts: int
     scored: int
-    tool_use: float | None = Field(default=None, description="share of rollouts with a tool call, when any tools were offered")
+    tool_use: float | None = Field(default=None, description="share of proven rollouts with a tool call")
 
 
 class RunStatus(Message):
