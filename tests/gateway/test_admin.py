@@ -227,6 +227,14 @@ async def test_bad_openings_are_refused(
     assert (found, answer["reason"]) == (status, reason) and says in answer["error"]
 
 
+@pytest.mark.parametrize(("changes", "says"), [({"outcome": "Fine"}, "outcome"), ({"reward": float("nan")}, "reward")])
+async def test_bad_ends_are_refused(gateway: Gateway, changes: dict[str, Any], says: str) -> None:
+    opened = await gateway.open()
+    await gateway.fence(opened)
+    status, answer = await end(gateway, opened, **changes)
+    assert (status, answer["reason"]) == (400, "InvalidBody") and says in answer["error"]
+
+
 async def test_unknown_attempts_and_routes_are_404(gateway: Gateway) -> None:
     for path in ("/admin/v1/attempts/x/fence", "/admin/v1/attempts/x/end"):
         status, answer = await gateway.admin("POST", path, END)

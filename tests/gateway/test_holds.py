@@ -72,6 +72,7 @@ async def test_a_renewed_hold_keeps_its_callers() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), 0.05)
     assert gate.waiting == 1
-    gate.release("1.1")
+    gate.release()
     await waiting
-    assert (gate.waiting, gate.generating, gate.held, gate.version) == (0, 1, False, "1.1")
+    await gate.enter()
+    assert (gate.waiting, gate.generating) == (0, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 import time
 from typing import TypeVar
 
@@ -135,6 +136,7 @@ class _Admin:
         process = self._process
         attempt = request.match_info["attempt"]
         body = await _read(request, EndAttempt)
+        _check_end(body)
         closed = process.registry.closed(attempt)
         if closed is None:
             session = self._session(attempt)
@@ -175,7 +177,8 @@ class _Admin:
         body = await _read(request, ReleasePolicy)
         if gate is None:
             raise self._unknown_policy(request)
-        gate.release(body.version)
+        gate.release()
+        _log.info("policy %s goes on at version %s", request.match_info["policy"], body.version)
         return _answer(body)
 
     def _unknown_policy(self, request: web.Request) -> AdminError:
@@ -195,6 +198,13 @@ async def _read(request: web.Request, kind: type[Body]) -> Body:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "body"
         raise AdminError(400, "InvalidBody", f"{where}: {first['msg']}") from None
+
+
+def _check_end(body: EndAttempt) -> None:
+    if body.outcome not in names.CLASSES:
+        raise AdminError(400, "InvalidBody", f"outcome: {body.outcome!r} is none of {', '.join(names.CLASSES)}")
+    if body.reward is not None and not math.isfinite(body.reward):
+        raise AdminError(400, "InvalidBody", f"reward: {body.reward} is not finite")
 
 
 def _answer(message: BaseModel) -> web.Response:

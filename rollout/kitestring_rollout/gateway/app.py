@@ -26,6 +26,7 @@ from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.recorder import GATHER_SECONDS
 from kitestring_rollout.gateway.request import CallRules
 from kitestring_rollout.gateway.upstream import Upstream
+from kitestring_rollout.traces import conventions
 from kitestring_rollout.traces.exporter import GroupCommitExporter
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
             GroupCommitExporter(
                 collector.url.rstrip("/") + names.ROUTE_OTLP_TRACES,
                 credential=_optional(collector.credential_file, "collector.credential_file"),
-                resource={"kitestring.run": config.run},
+                resource={conventions.RUN: config.run},
                 deadline_seconds=collector.deadline_seconds,
                 max_pending_bytes=collector.max_pending_bytes,
                 linger_seconds=COMMIT_SECONDS - GATHER_SECONDS,

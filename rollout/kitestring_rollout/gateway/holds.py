@@ -13,15 +13,9 @@ class Gate:
     def __init__(self) -> None:
         self.generating = 0
         self.waiting = 0
-        self.version: str | None = None
-        """Policy version named by the last release."""
         self._opened: asyncio.Event | None = None
         self._until = 0.0
         self._idle: asyncio.Event | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._opened is not None
 
     async def enter(self) -> None:
         """Waits while the policy is held; past the hold's bound the call goes on, and the server queues it."""
@@ -57,8 +51,7 @@ class Gate:
                 pass
         return self.generating
 
-    def release(self, version: str) -> None:
-        self.version = version
+    def release(self) -> None:
         if self._opened is not None:
             self._opened.set()
             self._opened = None

@@ -7,14 +7,13 @@ from typing import Any, Final
 
 import orjson
 
+from kitestring_api import names
 from kitestring_rollout.gateway import sampling
 from kitestring_rollout.gateway.config import Sampling
 from kitestring_rollout.gateway.errors import Refusal
 from kitestring_rollout.gateway.media import check_media
 from kitestring_rollout.gateway.models import Model
 from kitestring_rollout.traces.records import Api, Json
-
-MODE_TRY: Final = "try"
 
 REFUSED: Final[dict[str, str]] = {
     "echo": "the reply would hold the prompt's tokens as well",
@@ -95,9 +94,9 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
         weight_versions=_flag(body, "return_weight_versions"),
         usage=stream and _usage_asked(body),
     )
-    names: tuple[str, ...] = ()
+    corrected: tuple[str, ...] = ()
     if model.trained:
-        names = _hold_to_rules(body, mode, rules.sampling)
+        corrected = _hold_to_rules(body, mode, rules.sampling)
         _cap_tokens(body, api, rules.sampling.max_tokens)
         if not asked.logprobs:
             body["logprobs"] = True if api == "chat" else 0
@@ -112,7 +111,7 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
         stream=stream,
         asked=asked,
         sampling=sampling.reported(body),
-        nonconforming=names,
+        nonconforming=corrected,
         messages=messages,
         tools=tools,
     )
@@ -179,18 +178,18 @@ def _hold_to_rules(body: Json, mode: str, rules: Sampling) -> tuple[str, ...]:
     n = body.get("n")
     if n is not None and (type(n) is not int or not 1 <= n <= MAX_N):
         raise Refusal(400, "invalid_request", f"n must be a number from 1 to {MAX_N}", param="n")
-    if mode == MODE_TRY:
+    if mode == names.MODE_TRY:
         return ()
-    names = sampling.nonconforming(body, rules.temperature)
-    if names and rules.nonconforming == "refuse":
+    found = sampling.nonconforming(body, rules.temperature)
+    if found and rules.nonconforming == "refuse":
         raise Refusal(
             400,
             "nonconforming_sampling",
-            f"{names[0]}: {sampling.reason(names[0])} (the run sets `sampling.nonconforming: refuse`)",
-            param=names[0],
+            f"{found[0]}: {sampling.reason(found[0])} (the run sets `sampling.nonconforming: refuse`)",
+            param=found[0],
         )
-    sampling.enforce(body, mode, rules.temperature, names)
-    return tuple(names)
+    sampling.enforce(body, mode, rules.temperature, found)
+    return tuple(found)
 
 
 def _refuse(body: Json) -> None:

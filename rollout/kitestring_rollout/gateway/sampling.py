@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kitestring_api import names
+
 Json = dict[str, Any]
 
 
@@ -103,7 +105,7 @@ def enforce(body: Json, mode: str, temperature: float, dropped: list[str]) -> No
     for field in dropped:
         del body[field]
     body["top_p"] = 1
-    if mode != "validation-greedy":
+    if mode != names.MODE_VALIDATION_GREEDY:
         body["temperature"] = temperature
         body["top_k"] = -1
     elif body.get("n") in (None, 1):
