@@ -8,6 +8,7 @@ import gzip
 import openai
 import orjson
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.gateway.conftest import Gateway, Start, chat, until
 from tests.gateway.policy import Plan, Policy
@@ -241,3 +242,23 @@ async def test_a_body_over_the_limit_is_413(start: Start) -> None:
         opened = await gateway.open()
         status, body = await gateway.post(opened, chat(messages=[{"role": "user", "content": "x" * 20_000}]))
         assert (status, body["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_the_synchronous_client_is_served_too(gateway: Gateway) -> None:
+    opened = await gateway.open()
+
+    def use() -> tuple[str | None, list[str | None], str]:
+        with openai.OpenAI(base_url=f"{opened.base_url}/v1", api_key="anything") as client:
+            messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+            whole = client.chat.completions.create(model="policy", messages=messages)
+            stream = client.chat.completions.create(model="policy", messages=messages, stream=True)
+            pieces = [chunk.choices[0].delta.content for chunk in stream]
+            completion = client.completions.create(model="policy", prompt=[1, 2, 3])
+            return whole.choices[0].message.content, pieces, completion.choices[0].text
+
+    assert await asyncio.to_thread(use) == ("Hello", ["", "Hel", "lo"], "Hello")
+    assert [(record.api, record.streamed) for record in await gateway.until_recorded(3)] == [
+        ("chat", False),
+        ("chat", True),
+        ("completions", False),
+    ]
