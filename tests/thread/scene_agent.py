@@ -179,7 +179,7 @@ def leaves(agent, _):
     while not leave(agent):
         pass
     label = agent.notes.label()
-    large = {"messages": [user("j")], "max_tokens": 128, "n": 12, "logprobs": True, "top_logprobs": 5, "user": label}
+    large = {"messages": [user("j")], "max_tokens": 128, "n": 12, "logprobs": True, "top_logprobs": 20, "user": label}
     connection = send(agent, large, narrow=True)
     connection.sock.recv(1)  # the reply has begun, and is far larger than what fits into the buffers on its way
     agent.notes.call(label, agent.model, [], delivered=False)
@@ -232,11 +232,11 @@ def update(agent, _):
     """A reply in whose middle the weights change."""
     for _ in range(8):
         chunks = agent.stream(
-            [user("m")], label=agent.notes.label(":update"), max_tokens=220,
+            [user("m")], label=agent.notes.label(":update"), max_tokens=220, n=8,
             extra_body={"return_weight_versions": True}, asked=["weight_versions"],
         )  # fmt: skip
         ends = [choice.to_dict() for chunk in chunks for choice in chunk.choices if choice.finish_reason]
-        if len({span["version"] for span in ends[0]["weight_versions"]}) > 1:
+        if any(len({span["version"] for span in end["weight_versions"]}) > 1 for end in ends):
             return
 
 
