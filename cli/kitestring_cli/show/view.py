@@ -13,7 +13,7 @@ from kitestring_cli.run.views import figure
 from kitestring_cli.show.messages import message_text, tool_name
 from kitestring_cli.show.printable import one_line, printable
 from kitestring_cli.show.story import AttemptStory, RolloutStory, Samples, new_messages
-from kitestring_rollout.traces.records import CallRecord, ChoiceRecord, Json
+from kitestring_rollout.traces.records import CallRecord, ChoiceRecord, EndRecord, Json
 from kitestring_trainer.samples.batches import SampleRecord
 
 _ROLE_STYLES = {"system": "dim", "user": "bold blue", "assistant": "bold green", "tool": "bold magenta"}
@@ -33,7 +33,7 @@ def show_rollout(console: Console, story: RolloutStory, attempts: Sequence[Attem
         head.append(f", task {committed.task}, group {committed.group}")
     console.print(head, soft_wrap=True)
     if committed is not None:
-        console.print(_verdict(committed.klass, committed.reason, committed.reward, committed.reward_source))
+        console.print(verdict(committed.klass, committed.reason, committed.reward, committed.reward_source))
         if committed.excluded is not None:
             console.print(Text(f"excluded from training: {one_line(committed.excluded, 300)}", style="yellow"))
     for note in story.notes:
@@ -85,23 +85,24 @@ def show_call(
 
 def show_end(console: Console, attempt: AttemptStory) -> None:
     """How the attempt ended, and what the agent gave back."""
-    end = attempt.end
     console.print()
     if attempt.lost is not None:
         console.print(Text(f"lost, never trained on: {one_line(attempt.lost, 500)}", style="red"))
+    end = attempt.end
     if end is None:
         return
+    show_output(console, end)
+    console.print(verdict(end.outcome, end.reason, end.reward, end.reward_source).append_text(_circumstances(end)))
+
+
+def show_output(console: Console, end: EndRecord) -> None:
+    """What the agent gave back, where it was recorded."""
     if end.output is not None:
         block(console, "output", printable(end.output.rstrip("\n")), "bold")
-    verdict = _verdict(end.outcome, end.reason, end.reward, end.reward_source)
-    if end.seconds is not None:
-        verdict.append(f", {end.seconds:.2f} s")
-    if end.exit_code:
-        verdict.append(f", exit code {end.exit_code}")
-    console.print(verdict)
 
 
-def _verdict(klass: str, reason: str | None, reward: float | None, source: str | None) -> Text:
+def verdict(klass: str, reason: str | None, reward: float | None, source: str | None) -> Text:
+    """Failure class, reward and reason in a line."""
     text = Text.assemble((klass, f"bold {_CLASS_STYLES.get(klass, '')}".rstrip()))
     if reward is not None:
         text.append("  reward ")
@@ -112,6 +113,11 @@ def _verdict(klass: str, reason: str | None, reward: float | None, source: str |
     if reason:
         text.append(f"  {one_line(reason, 500)}")
     return text
+
+
+def _circumstances(end: EndRecord) -> Text:
+    seconds = f", {end.seconds:.2f} s" if end.seconds is not None else ""
+    return Text(f"{seconds}, exit code {end.exit_code}" if end.exit_code else seconds)
 
 
 def _attempt_line(place: int, attempt: AttemptStory, *, shown: bool) -> Text:

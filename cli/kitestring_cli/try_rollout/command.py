@@ -70,16 +70,17 @@ def try_rollout(  # noqa: PLR0917 - one parameter for each option
     found = find_endpoint(endpoint, model, os.environ.get(ENV_OPENAI_API_KEY)) if endpoint is not None else None
     documents = [(document.kind, document.raw) for document in load(files, overrides).documents]
     local = local_run(files, [*overrides, *overrides_for(documents, found)])
-    signal.signal(signal.SIGTERM, _interrupt)
     console = Console(highlight=False, quiet=output == "json")
-    with tempfile.TemporaryDirectory(prefix="kitestring-try-") as scratch, Supervisor() as supervisor:
+    with tempfile.TemporaryDirectory(prefix="kitestring-try-") as scratch:
         folder = _folder(Path(scratch))
         configs = _configs(local, folder, found)
         tasks = _tasks(configs.trainer, row)
         show_start(console, row, tasks.task(row), _model_text(local, found))
-        if configs.policy_server is not None:
-            _serve_policy(supervisor, folder, configs, console)
-        played = _play(configs, row, tasks, lambda call, earlier: show_new_call(console, call, earlier))
+        signal.signal(signal.SIGTERM, _interrupt)
+        with Supervisor() as supervisor:
+            if configs.policy_server is not None:
+                _serve_policy(supervisor, folder, configs, console)
+            played = _play(configs, row, tasks, lambda call, earlier: show_new_call(console, call, earlier))
     outcome = _outcome(configs, row, tasks, played, local, reports_ids=found is None or found.reports_ids)
     if output == "json":
         click.echo(json.dumps(outcome_json(outcome)))

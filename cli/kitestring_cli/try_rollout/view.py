@@ -13,7 +13,7 @@ from kitestring_api.names import CLASS_SUCCEEDED
 from kitestring_api.v1alpha1 import RolloutPoolSpec
 from kitestring_cli.show.printable import one_line, printable
 from kitestring_cli.show.story import AttemptStory, attempt_json
-from kitestring_cli.show.view import block, show_call, show_end
+from kitestring_cli.show.view import block, show_call, show_output, verdict
 from kitestring_cli.try_rollout.findings import Limit, Rows
 from kitestring_cli.try_rollout.stage import Played
 from kitestring_rollout.traces.attempts import LostAttempt
@@ -63,12 +63,10 @@ def show_new_call(console: Console, call: CallRecord, earlier: Sequence[CallReco
 
 def show_outcome(console: Console, outcome: Outcome) -> None:
     played, ending = outcome.played, outcome.played.result.final.ending
-    story = story_of(played)
-    if story is not None and story.end is not None:
-        show_end(console, story)
-    else:
-        console.print()
-        console.print(Text.assemble((ending.klass, "bold red"), f"  {one_line(ending.reason or '', 2000)}"))
+    console.print()
+    if played.attempt is not None and played.attempt.end is not None:
+        show_output(console, played.attempt.end)
+    console.print(verdict(ending.klass, ending.reason, ending.reward, ending.reward_source))
     block(console, "scorer", outcome.scorer, "dim", indent=0)
     if not outcome.good and played.finish is not None and played.finish.log_tail.strip():
         console.print(Text(f"\nlast lines of the agent's output and errors ({played.finish.log_bytes:,} bytes):"))
