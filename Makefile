@@ -9,6 +9,7 @@ SEED ?= 1
 # TORCH=cpu takes torch from uv's CPU backend (0.2 GB) in place of the locked CUDA build (4.6 GB); both run on CPUs.
 TORCH ?= locked
 RUN_ARGS ?=
+ROWS ?=
 PYTEST_ARGS ?=
 
 # The agent is started as `python`: the one that has its packages.
@@ -78,8 +79,8 @@ format: install-dev ## format, and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install-dev ## the costs of docs/performance.md against their allowed ranges
-	$(BIN)/python -m bench
+bench: install-dev ## the costs of docs/performance.md against their allowed ranges (ROWS="rows worker": only those)
+	$(BIN)/python -m bench $(ROWS)
 
 test-vllm: install-dev ## the policy server's contract against the real vLLM on CPU
 	$(BIN)/python tests/policy_server/vllm_server.py
