@@ -160,11 +160,11 @@ def test_contexts_that_do_not_extend_each_other(endpoint: OpenAIServer, tmp_path
 
 
 def test_an_agent_that_fails(endpoint: OpenAIServer, tmp_path: Path) -> None:
-    agent = ASK + "print('thinking'); ask(question); raise ValueError('no \\x1b[31mplan')"
+    agent = ASK + "print('thinking', flush=True); ask(question); raise ValueError('no \\x1b[31mplan')"
     done = try_it(write_files(tmp_path, agent), "--endpoint", endpoint.url)
     assert done.returncode == 1
     text = " ".join(done.stdout.split())
-    assert "AgentFailed reward 0 (builtin) exit code 1: ValueError: no \\x1b[31mplan; AgentFailed counts as 0" in text
+    assert "AgentFailed no reward exit code 1: ValueError: no \\x1b[31mplan scorer exactMatch" in text
     assert "last lines of the agent's output and errors" in done.stdout
     assert "  ValueError: no \\x1b[31mplan" in done.stdout.splitlines()
     assert "call 1  policy, not trained  ok" in done.stdout
