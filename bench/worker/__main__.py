@@ -116,16 +116,16 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 async def memory(folder: Path, command: list[str], preload: list[str]) -> float:
-    """Bytes of ours while the agents wait. An agent is the child of a guardian, a guardian of a launcher."""
+    """Bytes of ours while the agents wait. An agent is the child of a guardian, a guardian of the launcher."""
     async with worker(folder, command, preload, AGENTS) as (queue, process):
         await queue.give(AGENTS - 1)
         await queue.until(lambda: len(queue.leased_at) == AGENTS)
-        ours = [process]
-        while len(ours) < AGENTS + 2 or not all(guardian.children() for guardian in ours[2:]):
+        (launcher,) = process.children()
+        guardians = launcher.children()
+        while sum(bool(guardian.children()) for guardian in guardians) < AGENTS:
             await asyncio.sleep(0.1)  # an agent that waits has nothing to say
-            launchers = process.children()
-            ours = [process, *launchers, *(guardian for launcher in launchers for guardian in launcher.children())]
-        return float(sum(each.memory_full_info().pss for each in ours))
+            guardians = launcher.children()
+        return float(sum(each.memory_full_info().pss for each in (process, launcher, *guardians)))
 
 
 async def measure(folder: Path) -> dict[str, tuple[float, str]]:

@@ -635,13 +635,18 @@ KEPT_OPEN: set[int] = set()
 """Files and devices that a preloaded module has opened and may need in the agent."""
 
 
-def guard(channel: socket.socket, program: list[str] | None) -> AgentStart:
-    """The life of a guardian. Returns in a forked agent only, with what to run; the guardian itself exits here."""
+def guard(source: socket.socket, program: list[str] | None) -> AgentStart:
+    """The life of a guardian, which waits for a channel first. Returns in a forked agent only, with what to run."""
     try:
         os.setsid()
         gc.disable()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        close_all_but({channel.fileno()} | KEPT_OPEN)
+        close_all_but({source.fileno()} | KEPT_OPEN)
+        _, fd = receive_descriptor(source)
+        source.close()
+        if fd is None:
+            os._exit(0)
+        channel = socket.socket(fileno=fd)
         message = read_frame(channel)
         if message is None:
             os._exit(0)
@@ -713,6 +718,8 @@ def serve() -> tuple[list[str], AgentStart] | None:
         if plan.program is not None:
             take_place(plan.program)
             notes = preload(plan.preload)
+            if plan.program[0] == "script":
+                compile_ahead(plan.program[1])
     except BaseException as error:  # noqa: BLE001 (the user's modules: whatever they raise is reported)
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
         return None
@@ -726,37 +733,52 @@ def serve() -> tuple[list[str], AgentStart] | None:
     poll.register(control.fileno(), select.POLLIN)
     poll.register(children.fd, select.POLLIN)
     while True:
+        # One guardian is always there beforehand: a fork of many modules takes milliseconds.
+        spare, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            control.detach()
+            spare.detach()
+            return plan.program or [], guard(theirs, plan.program)
+        spared.add(pid)
+        theirs.close()
+        channel = _next_channel(control, poll, children, spared)
+        if channel is not None:
+            try:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", channel))
+                spare.sendmsg([b"start"], [rights])
+            except BrokenPipeError:
+                pass  # it was killed: closing the channel tells the worker so
+            os.close(channel)
+        spare.close()
+        if channel is None:
+            _end_guardians(children, spared)
+            return None
+
+
+def _next_channel(control: socket.socket, poll: select.poll, children: ChildSignal, spared: set[int]) -> int | None:
+    """Waits for the channel of an agent to start, doing meanwhile what else is to do; None when the worker is gone."""
+    while True:
         for fd, _ in poll.poll():
             if fd == children.fd:
                 children.clear()
                 _bury(spared)
                 continue
-            channel = _receive(control)
-            if channel is None:
-                _end_guardians(children, spared)
-                return None
-            if channel < 0:
-                continue
-            pid = os.fork()
-            if pid == 0:
-                control.detach()
-                return plan.program or [], guard(socket.socket(fileno=channel), plan.program)
-            spared.add(pid)
-            os.close(channel)
+            data, channel = receive_descriptor(control)
+            if channel is not None or not data:
+                return channel
+            _send(json.loads(data)["kill"], signal.SIGKILL)
 
 
-def _receive(control: socket.socket) -> int | None:
-    """The channel of an agent to start; -1 for another message, carried out here; None when the worker is gone."""
+def receive_descriptor(source: socket.socket) -> tuple[bytes, int | None]:
+    """A message and the descriptor that comes with it, where one does; no message when the other side is gone."""
     try:
-        data, ancillary, _, _ = control.recvmsg(1024, socket.CMSG_SPACE(4))
+        data, ancillary, _, _ = source.recvmsg(1024, socket.CMSG_SPACE(4))
     except ConnectionResetError:
-        return None
-    if not data:
-        return None
+        return b"", None
     for _, _, fds in ancillary:
-        return int(struct.unpack("i", fds[:4])[0])
-    _send(json.loads(data)["kill"], signal.SIGKILL)
-    return -1
+        return data, struct.unpack("i", fds[:4])[0]
+    return data, None
 
 
 def _bury(spared: set[int]) -> None:
@@ -856,10 +878,9 @@ def let_go(before: set[str]) -> None:
 
 
 def run_script(target: str, main: types.ModuleType) -> None:
-    path = os.path.abspath(target) if sys.version_info >= (3, 9) else target
+    path = _main_path(target)
     try:
-        with open(target, "rb") as file:
-            source = file.read()
+        code = compiled(path, target)
     except OSError as error:
         command = getattr(sys, "orig_argv", [sys.executable])[0]
         sys.stderr.write(f"{command}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
@@ -867,7 +888,33 @@ def run_script(target: str, main: types.ModuleType) -> None:
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    exec(code, main.__dict__)
+
+
+def _main_path(target: str) -> str:
+    return os.path.abspath(target) if sys.version_info >= (3, 9) else target
+
+
+COMPILED: dict[str, tuple[tuple[int, int, int], types.CodeType]] = {}
+"""Path of a script → what it was when it was compiled, and its code."""
+
+
+def compiled(path: str, target: str) -> types.CodeType:
+    """The code of a script: compiled ahead where the file is still the same. OSError, SyntaxError, ValueError."""
+    with open(target, "rb") as file:
+        found = os.fstat(file.fileno())
+        identity = (found.st_ino, found.st_size, found.st_mtime_ns)
+        known = COMPILED.get(path)
+        if known is None or known[0] != identity:
+            COMPILED[path] = known = identity, compile(file.read(), path, "exec", dont_inherit=True)
+    return known[1]
+
+
+def compile_ahead(target: str) -> None:
+    try:
+        compiled(_main_path(target), target)
+    except (OSError, SyntaxError, ValueError):
+        pass  # each agent says so, as `python` would
 
 
 def reseed() -> None:
