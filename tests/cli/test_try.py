@@ -159,6 +159,23 @@ def test_contexts_that_do_not_extend_each_other(endpoint: OpenAIServer, tmp_path
     assert found["reward"] == 0.0
 
 
+def test_the_policy_itself(tmp_path: Path) -> None:
+    """Without an endpoint, a policy server is started for it."""
+    from tests.policy_server.tiny_policy import make_policy
+
+    model = make_policy(tmp_path / "nowhere")
+    agent = ASK + "print(ask(question, max_tokens=4)['content'])"
+    arguments = ("--set", "spec.inference.backend=cpu", "--set", "spec.inference.gpusPerReplica=0", "--output", "json")
+    done = try_it(write_files(tmp_path, agent), *arguments)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (said,) = found["attempt"]["calls"]
+    assert (said["trained"], said["outcome"], said["model"]) == (True, "ok", "policy")
+    assert found["rows"]["sentence"] == "1 reply → 1 row"
+    assert found["rows"]["trained"] == said["completion_tokens"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [model.name, "run.yaml"]
+
+
 def test_an_agent_that_fails(endpoint: OpenAIServer, tmp_path: Path) -> None:
     agent = ASK + "print('thinking', flush=True); ask(question); raise ValueError('no \\x1b[31mplan')"
     done = try_it(write_files(tmp_path, agent), "--endpoint", endpoint.url)
