@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import yaml
 
 from kitestring_cli.documents import load
+from kitestring_cli.run.configs import move_to_free_ports
+from kitestring_cli.run.folder import RunFolder
 from kitestring_cli.run.resolution import LocalRun, UnresolvedError, resolve
 
 
@@ -127,6 +130,7 @@ def test_what_only_a_cluster_applies_is_listed(tmp_path: Path) -> None:
             {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "gone", "key": "k"}}}]},
             ["env[0]", "Secret gone"],
         ),
+        ({"trainer": {"device": "cpu", "nodes": 2}}, {}, ["spec.trainer.nodes", "--set"]),
         ({}, {"workingDir": "nowhere"}, ["workingDir", "nowhere"]),
         ({}, {"command": ["./missing.sh"]}, ["command", "missing.sh"]),
         (
@@ -141,6 +145,20 @@ def test_what_does_not_resolve(tmp_path: Path, run: dict[str, Any], pool: dict[s
         resolved(tmp_path, run=run, pool=pool)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_resumed_run_takes_ports_that_are_free_now(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.configs.mkdir()
+    gateway = {"agents": {"host": "127.0.0.1", "port": 1111}, "policies": [{"servers": ["http://127.0.0.1:2222"]}]}
+    (folder.configs / "gateway.json").write_text(json.dumps(gateway))
+    (folder.configs / "policy-server.json").write_text(json.dumps({"port": 2222, "model": "/m:2222"}))
+    move_to_free_ports(folder)
+    policy = json.loads((folder.configs / "policy-server.json").read_text())
+    moved = json.loads((folder.configs / "gateway.json").read_text())
+    assert policy["port"] != 2222 and policy["model"] == "/m:2222"
+    assert moved["policies"][0]["servers"] == [f"http://127.0.0.1:{policy['port']}"]
+    assert moved["agents"]["port"] not in (1111, policy["port"])
 
 
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:

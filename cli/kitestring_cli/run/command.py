@@ -66,6 +66,7 @@ def run(  # noqa: PLR0917 - one parameter for each option
         if files or overrides or seed is not None:
             raise UserMistakeError("--resume takes everything from the run's folder: leave out FILES, --set and --seed")
         folder, notes = open_run_folder(resume), []
+        move_to_free_ports(folder)
     view = open_view(output)
     for note in (f"run {folder.name} in {folder.root}", *notes):
         view.note(note)

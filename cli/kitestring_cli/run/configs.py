@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -71,12 +73,48 @@ class PartConfigs:
 
 
 def free_ports() -> Ports:
-    """Five free ports of the loopback interface; all are held until the last is known, so no two are equal."""
+    """Five free ports of the loopback interface."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(5)]
-        for listener in sockets:
-            listener.bind((HOST, 0))
-        return Ports(*(listener.getsockname()[1] for listener in sockets))
+        return Ports(*_hold_ports(stack, 5))
+
+
+def _hold_ports(stack: ExitStack, count: int) -> list[int]:
+    """Free ports, all held until the stack ends, so that no two are equal."""
+    sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+    for listener in sockets:
+        listener.bind((HOST, 0))
+    return [int(listener.getsockname()[1]) for listener in sockets]
+
+
+def move_to_free_ports(folder: RunFolder) -> None:
+    """Give the configs of an earlier run ports that are free now; those it had may belong to another program."""
+    files = {path: json.loads(path.read_text()) for path in sorted(folder.configs.glob("*.json"))}
+    old = sorted({port for config in files.values() for port in _ports_in(config)})
+    with ExitStack() as stack:
+        moved = dict(zip(old, _hold_ports(stack, len(old)), strict=True))
+    for path, config in files.items():
+        path.write_text(json.dumps(_moved(config, moved), indent=1) + "\n")
+
+
+def _ports_in(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        if isinstance(value.get("port"), int):
+            yield value["port"]
+        for item in value.values():
+            yield from _ports_in(item)
+
+
+def _moved(value: Any, moved: Mapping[int, int]) -> Any:
+    """The same config with each port of `moved`, and each loopback URL with such a port, replaced."""
+    if isinstance(value, dict):
+        return {key: moved.get(item, item) if key == "port" else _moved(item, moved) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, moved) for item in value]
+    prefix = f"http://{HOST}:"
+    if isinstance(value, str) and value.startswith(prefix) and value.removeprefix(prefix).isdigit():
+        port = int(value.removeprefix(prefix))
+        return f"{prefix}{moved.get(port, port)}"
+    return value
 
 
 def write_resolved(run: LocalRun, folder: RunFolder) -> None:

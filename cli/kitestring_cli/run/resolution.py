@@ -79,6 +79,7 @@ def resolve(training_run: TrainingRun, pool: RolloutPool, documents: Documents) 
     run_folder = _folder_of(training_run, documents)
     pool_folder = _folder_of(pool, documents)
     resolver.serving(training_run)
+    resolver.walls(pool)
     policy = spec.trained_policies[0] if spec.trained_policies else spec.policies[0]
     agent = pool.spec.template.agent
     model = resolver.model(policy, spec.policies.index(policy), run_folder) if policy.endpoint is None else None
@@ -123,6 +124,15 @@ class _Resolver:
         if spec.trainer.backend == "verl" and spec.trainer.device != "cpu":
             remedy = "--set spec.trainer.device=cpu --set spec.trainer.gpusPerNode=0"
             self._missing("spec.trainer.device", spec.trainer.device, f"a local run trains on the CPU: {remedy}")
+        if spec.trainer.nodes > 1:
+            self._missing(
+                "spec.trainer.nodes", str(spec.trainer.nodes), "this machine is one node: --set spec.trainer.nodes=1"
+            )
+
+    def walls(self, pool: RolloutPool) -> None:
+        if pool.spec.trust == "strict":
+            remedy = "agents of a local run share your user: --set RolloutPool:spec.trust=standard where you trust them"
+            self._missing(f"RolloutPool/{pool.metadata.name}:spec.trust", "strict", remedy)
 
     def model(self, policy: Policy, index: int, folder: Path) -> Path:
         field = f"spec.policies[{index}].model"
@@ -241,6 +251,8 @@ def _not_applied(training_run: TrainingRun, pool: RolloutPool) -> Iterator[str]:
         "spec.managedBy": spec.managed_by,
         "spec.suspend": spec.suspend,
         "spec.ttlSecondsAfterFinished": spec.ttl_seconds_after_finished,
+        "spec.inference.replicas (a local run starts one)": spec.inference.replicas > 1,
+        "spec.gateway.replicas (a local run starts one)": spec.gateway.replicas > 1,
         "RolloutPool spec.allowedImages": pool.spec.allowed_images,
         "RolloutPool spec.template.metadata": pool.spec.template.metadata,
         "RolloutPool spec.template.spec.containers[agent].image": agent.image,
