@@ -18,7 +18,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_api.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USER, ROUTE_RUN_STATUS
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
 from kitestring_cli.documents import Documents
-from kitestring_cli.run.configs import free_ports, part_configs, write_resolved
+from kitestring_cli.run.configs import free_ports, move_to_free_ports, part_configs, write_resolved
 from kitestring_cli.run.folder import RunFolder, create_run_folder, open_run_folder
 from kitestring_cli.run.metrics_tail import MetricsTail
 from kitestring_cli.run.resolution import LocalRun, UnresolvedError, resolve
