@@ -18,7 +18,7 @@ MIN_GROUPS_STEPS = 2
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence, and the command that shows more, if there is one."""
+    """A sentence, and the command or the file that shows more, if there is one."""
 
     text: str
     command: str | None = None
@@ -49,7 +49,7 @@ def _all(summary: Summary) -> Iterator[Advice]:
     if summary.best is not None and summary.best != summary.worst:
         yield Advice("and the one with the highest", _show(folder, summary.best))
     if summary.report is not None:
-        yield Advice("curves and conversations", f"open {shown_folder(summary.report)}")
+        yield Advice("curves and conversations, for a browser", shown_folder(summary.report))
     if summary.steps:
         yield Advice("every transition, with its token ids", f"kitestring export {folder} --to transitions.parquet")
 

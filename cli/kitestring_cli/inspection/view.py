@@ -34,17 +34,17 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 def show_summary(console: Console, summary: Summary, lines: Sequence[Mapping[str, Any]]) -> None:
     """`lines` are those of the metrics file."""
-    console.print(_head(summary))
+    console.print(_head(summary), soft_wrap=True)
     _validation(console, summary)
     _steps(console, summary, lines)
     _rollouts(console, summary)
     _costs(console, summary)
     for note in summary.notes:
-        console.print(Text(f"note: {note}", style="yellow"))
+        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     console.print()
     console.print("[bold]next[/bold]")
     for advice in advise(summary):
-        console.print(Text(f"  {one_line(advice.text, 400)}"))
+        console.print(Text(f"  {one_line(advice.text, 400)}"), soft_wrap=True)
         if advice.command is not None:
             console.print(Text(f"    {advice.command}", style="cyan"), soft_wrap=True)
 
@@ -140,7 +140,8 @@ def _rollouts(console: Console, summary: Summary) -> None:
         Text(
             f"rollouts  {classes}; {summary.counted} counted, {excluded} excluded, {summary.retried} attempts retried"
             + (f", {summary.superseded} superseded" if summary.superseded else "")
-        )
+        ),
+        soft_wrap=True,
     )
     _reasons(console, "excluded", summary.excluded)
     _reasons(console, "failed but counted", summary.failures)
@@ -152,7 +153,10 @@ def _rollouts(console: Console, summary: Summary) -> None:
 def _reasons(console: Console, title: str, losses: Iterable[Loss]) -> None:
     for loss in list(losses)[:8]:
         reason = one_line(loss.reason, _REASON_WIDTH)
-        console.print(Text(f"  {title}: {loss.count} × {loss.klass}: {reason}  (e.g. {loss.example})", style="yellow"))
+        console.print(
+            Text(f"  {title}: {loss.count} × {loss.klass}: {reason}  (e.g. {loss.example})", style="yellow"),
+            soft_wrap=True,
+        )
 
 
 def _costs(console: Console, summary: Summary) -> None:

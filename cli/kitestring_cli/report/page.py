@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -54,7 +55,7 @@ def render(folder: RunFolder) -> str:
         comparisons=shown,
         no_comparisons=missing,
         settings=settings(folder.resolved),
-        advice=[advice for advice in advise(summary) if not (advice.command or "").startswith("open ")],
+        advice=advise(replace(summary, report=None)),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
