@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kitestring_trainer.samples.advantages import advantages, grpo, rloo, whiten
+from kitestring_trainer.samples.advantages import AdvantageKind, advantages, grpo, rloo, whiten
 
 
 def test_grpo_by_hand() -> None:
@@ -21,8 +25,29 @@ def test_a_group_of_one_keeps_its_reward() -> None:
     np.testing.assert_allclose(rloo(np.array([0.7])), [0.7])
 
 
-def test_equal_rewards_have_no_advantage() -> None:
-    np.testing.assert_array_equal(grpo(np.array([1.0, 1.0, 1.0])), [0.0, 0.0, 0.0])
+REWARDS = st.floats(-1e6, 1e6)
+
+
+@given(REWARDS, st.integers(2, 40), st.booleans())
+def test_equal_rewards_have_exactly_no_advantage(reward: float, n: int, normalize: bool) -> None:
+    for kind in get_args(AdvantageKind):
+        values = advantages({"a": np.full(n, reward)}, kind, normalize_by_std=normalize)
+        assert np.array_equal(values["a"], np.zeros(n)), kind
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.tuples(REWARDS, st.integers(2, 12)), min_size=1))
+def test_groups_without_spread_have_exactly_no_advantage_beside_others(groups: dict[str, tuple[float, int]]) -> None:
+    given = {group: np.full(n, reward) for group, (reward, n) in groups.items()} | {"spread": np.array([0.1, 0.3, 0.7])}
+    for kind in ("grpo", "rloo", "reinforce++-baseline"):
+        values = advantages(given, kind)
+        assert values["spread"].all()
+        assert not any(values[group].any() for group in groups), kind
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 12), min_size=1), REWARDS)
+def test_a_step_without_spread_has_exactly_no_advantage(groups: dict[str, int], reward: float) -> None:
+    values = advantages({group: np.full(n, reward) for group, n in groups.items()}, "reinforce++")
+    assert not any(value.any() for value in values.values())
 
 
 def test_rloo_by_hand() -> None:

@@ -23,7 +23,9 @@ def advantages(
 ) -> dict[str, NDArray[np.float64]]:
     """`groups`: group → rewards [n] of its counted rollouts; the result has the same keys and shapes.
 
-    Raises ValueError for a reward that is not finite (they are refused long before).
+    Rewards without spread have exactly no advantage, so that nothing is learned from them: their mean may differ from
+    them by a rounding error, which an optimizer that scales gradients would follow. Raises ValueError for a reward that
+    is not finite (they are refused long before).
     """
     for group, rewards in groups.items():
         if not np.all(np.isfinite(rewards)):
@@ -34,7 +36,14 @@ def advantages(
         return {group: rloo(rewards) for group, rewards in groups.items()}
     if kind == "reinforce++":
         return whiten({group: rewards.astype(np.float64) for group, rewards in groups.items()})
-    return whiten({group: rewards - rewards.mean() for group, rewards in groups.items()})
+    # What is centred by group has mean 0 up to a rounding error, which groups without spread must not get.
+    whitened = whiten({group: centred(rewards.astype(np.float64)) for group, rewards in groups.items()})
+    return {group: values if np.ptp(groups[group]) else np.zeros_like(values) for group, values in whitened.items()}
+
+
+def centred(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """R_i minus the mean; exactly 0 where all are equal."""
+    return rewards - rewards.mean() if np.ptp(rewards) else np.zeros_like(rewards)
 
 
 def grpo(rewards: NDArray[np.float64], *, normalize_by_std: bool = True) -> NDArray[np.float64]:
@@ -45,9 +54,8 @@ def grpo(rewards: NDArray[np.float64], *, normalize_by_std: bool = True) -> NDAr
     rewards = rewards.astype(np.float64)
     if len(rewards) == 1:
         return rewards / (1.0 + GRPO_EPSILON) if normalize_by_std else rewards
-    centred = rewards - rewards.mean()
     scale = float(rewards.std(ddof=1)) + GRPO_EPSILON if normalize_by_std else 1.0
-    return np.asarray(centred / scale, np.float64)
+    return np.asarray(centred(rewards) / scale, np.float64)
 
 
 def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -57,11 +65,11 @@ def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     rewards = rewards.astype(np.float64)
     n = len(rewards)
-    return rewards if n == 1 else (rewards - rewards.mean()) * n / (n - 1)
+    return rewards if n == 1 else centred(rewards) * n / (n - 1)
 
 
 def whiten(groups: Rewards) -> dict[str, NDArray[np.float64]]:
-    """(x - mean) / sqrt(var + 1e-8) over all rollouts of the step, var unbiased, each rollout once.
+    """(x - mean) / sqrt(var + 1e-8) over all rollouts of the step, var unbiased, each rollout once; 0 without spread.
 
     verl's `masked_whiten` takes each token once, so that long rollouts set the scale; REINFORCE++ (arXiv 2501.03262,
     §"batch advantage normalisation") speaks of samples.
@@ -69,6 +77,7 @@ def whiten(groups: Rewards) -> dict[str, NDArray[np.float64]]:
     if not groups:
         return {}
     everything = np.concatenate([np.asarray(values, np.float64) for values in groups.values()])
-    variance = everything.var(ddof=1) if len(everything) > 1 else 1.0
-    scale = np.sqrt(variance + WHITEN_EPSILON)
+    if not np.ptp(everything):
+        return {group: np.zeros(len(values)) for group, values in groups.items()}
+    scale = np.sqrt(everything.var(ddof=1) + WHITEN_EPSILON)
     return {group: (np.asarray(values, np.float64) - everything.mean()) / scale for group, values in groups.items()}
