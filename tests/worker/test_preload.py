@@ -17,7 +17,7 @@ from tests.worker.fake_queue import FakeQueue, make_lease
 
 @pytest.fixture
 def preload() -> list[str]:
-    return ["decimal", "numpy"]
+    return ["decimal"]
 
 
 @pytest.fixture
@@ -151,7 +151,10 @@ async def test_every_form_of_command_runs_as_under_python(
     assert finish.exit_code == expected.returncode
 
 
-async def test_agents_share_nothing(start_executor: StartWorker, queue: FakeQueue, folder: Path) -> None:
+async def test_agents_share_nothing(
+    start_executor: StartWorker, queue: FakeQueue, folder: Path, preload: list[str]
+) -> None:
+    preload.append("numpy")
     (folder / "agent.py").write_text(
         "import decimal, numpy, os, random, sys, uuid\n"
         "first = not hasattr(decimal, 'mark'); decimal.mark = 1\n"

@@ -16,7 +16,7 @@ from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
 from kitestring_rollout.worker.launcher_process import START_SECONDS, CannotLaunch, Launcher, LauncherLost, RunningAgent
 from kitestring_rollout.worker.program import PythonProgram
-from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient
+from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,10 @@ class Attempt:
                 reply = await self._queue.heartbeat(self.lease.lease, time.monotonic() - self._leased_at)
             except LeaseGone:
                 log.warning("attempt %s of %s: the lease is gone; its agent is killed", *self._ids())
+                self.drop()
+                return
+            except QueueRefused as error:
+                log.error("attempt %s of %s: %s; its agent is killed", *self._ids(), error)
                 self.drop()
                 return
             except QueueAway as error:

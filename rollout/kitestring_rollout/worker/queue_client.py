@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import aiohttp
 
 from kitestring_api import names
@@ -46,13 +44,15 @@ class QueueClient:
     def __init__(self, session: aiohttp.ClientSession, url: str, credential: str) -> None:
         self._session = session
         self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {credential}"}
+        self._headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
 
     async def lease(self, request: LeaseRequest) -> tuple[Lease, ...]:
         """Waits for leases as long as the request says; RunEnded when there will be none."""
         status, body = await self._post(names.ROUTE_QUEUE_LEASE, request, request.wait_seconds + HEARTBEAT_SECONDS)
         if status == 410:
             raise RunEnded
+        if status != 200:
+            raise QueueRefused(f"no queue answers at {self._url} (HTTP {status}); correct queue_url")
         return Leases.model_validate_json(body).leases
 
     async def heartbeat(self, lease: str, running_seconds: float) -> HeartbeatReply:
@@ -74,7 +74,7 @@ class QueueClient:
         timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
         try:
             async with self._session.post(
-                self._url + route, data=message.model_dump_json(), headers=self._request_headers(), timeout=timeout
+                self._url + route, data=message.model_dump_json(), headers=self._headers, timeout=timeout
             ) as reply:
                 body = await reply.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -88,6 +88,3 @@ class QueueClient:
                 f"{route.rpartition('/')[2]}: HTTP {reply.status}: {body[:500].decode(errors='replace')}"
             )
         return reply.status, body
-
-    def _request_headers(self) -> Mapping[str, str]:
-        return {**self._headers, "Content-Type": "application/json"}
