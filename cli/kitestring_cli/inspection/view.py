@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -97,21 +97,19 @@ def _steps(console: Console, summary: Summary, lines: Sequence[Mapping[str, Any]
     console.print()
     console.print(Text.assemble("reward per step  ", (sparkline(rewards), "cyan")))
     by_step = {line["step"]: line for line in lines}
+    steps = _spaced(list(summary.rewards))
+    cells = [[cell(by_step.get(step, {})) for step in steps] for cell in _COLUMNS.values()]
+    # A run without updates has no figures of updates: no column of dashes for them.
+    shown = {title: column for title, column in zip(_COLUMNS, cells, strict=True) if set(column) != {figure(None)}}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("step", "reward", "counted", "tok/reply", "entropy", "KL", "corr.", "seconds"):
+    for title in ("step", "reward", *shown):
         table.add_column(title, justify="right")
-    for step in _spaced(list(summary.rewards)):
+    for place, step in enumerate(steps):
         line = by_step.get(step, {})
-        planned, counted = line.get("rollouts_planned"), line.get("rollouts_counted")
         table.add_row(
             str(step),
             figure(summary.rewards[step]),
-            "–" if planned is None else f"{counted}/{planned}",
-            figure(_per_call(line), 1),
-            figure(line.get("entropy_nats")),
-            figure(line.get("agreement_kl_k3_nats"), 6),
-            figure(line.get("agreement_correlation"), 6),
-            figure(line.get("step_seconds"), 1),
+            *(column[place] for column in shown.values()),
             style="yellow" if line.get("degraded") or line.get("skipped") else "",
         )
     console.print(table)
@@ -119,9 +117,25 @@ def _steps(console: Console, summary: Summary, lines: Sequence[Mapping[str, Any]
         console.print(Text(f"{ROWS} of {len(summary.rewards)} steps; all are in metrics.jsonl", style="dim"))
 
 
+def _counted(line: Mapping[str, Any]) -> str:
+    planned = line.get("rollouts_planned")
+    return figure(None) if planned is None else f"{line.get('rollouts_counted')}/{planned}"
+
+
 def _per_call(line: Mapping[str, Any]) -> float | None:
     calls = line.get("calls_total")
     return line["completion_tokens"] / calls if calls else None
+
+
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "counted": _counted,
+    "tok/reply": lambda line: figure(_per_call(line), 1),
+    "entropy": lambda line: figure(line.get("entropy_nats")),
+    "KL": lambda line: figure(line.get("agreement_kl_k3_nats"), 6),
+    "corr.": lambda line: figure(line.get("agreement_correlation"), 6),
+    "seconds": lambda line: figure(line.get("step_seconds"), 1),
+}
+"""Of the table of steps, after step and reward, from a line of the metrics file."""
 
 
 def _spaced(steps: list[int]) -> list[int]:
