@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kitestring_trainer.collect import no_update
 from kitestring_trainer.config import TrainerConfig
-from kitestring_trainer.errors import RunStoppedError
 from kitestring_trainer.learner import Agreement, PushedWeights, StepBatch, StepSource
 from kitestring_trainer.verl_backend import folders
+from kitestring_trainer.verl_backend.states import saved_at_the_end
 
 NAME = "weights_name"
 AGREED = Agreement(tokens=10, correlation=0.99999, kl_k1=0.0, kl_k3=1e-7, largest_difference=1e-4)
@@ -62,11 +63,8 @@ class ScriptedLearner:
         name = (state / NAME).read_text() if self._resumed else "initial"
         self._push(source, self._resumed, name)
         for step in range(self._resumed + 1, self._steps + 1):
-            try:
+            with saved_at_the_end(partial(self._save, step - 1, name)):
                 batch = source.step_batch(step)
-            except RunStoppedError:
-                self._save(step - 1, name)
-                raise
             self.batches.append(batch)
             self._crash("before the update", step)
             after = f"step {step} made by {next(_serial)}"
@@ -78,7 +76,8 @@ class ScriptedLearner:
                 self._crash("after the save", step)
             self._push(source, step, name)
             self._crash("after the push", step)
-            source.step_finished(step, replace(no_update(step, len(batch.rows)), agreement=self._agreement(step)))
+            with saved_at_the_end(partial(self._save, step, name)):
+                source.step_finished(step, replace(no_update(step, len(batch.rows)), agreement=self._agreement(step)))
             self._crash("after the step", step)
 
     def _push(self, source: StepSource, step: int, name: str) -> None:

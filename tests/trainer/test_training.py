@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -187,3 +190,32 @@ def test_three_such_steps_in_a_row_fail_the_run(training: Training) -> None:
     result = training.run(spec__steps=9)
     assert (result.phase, result.reason, result.step) == ("Failed", "ProbabilitiesDiverge", 8)
     assert result.message == "3 steps in a row, step 8: mean KL of sampler and trainer is 0.1 nats, bound 0.002"
+
+
+def test_a_stop_during_a_validation_loses_no_finished_update(training: Training) -> None:
+    """With resumable states written at a stop only: step 1 is updated when SIGTERM comes in its validation."""
+    stopped = threading.Event()
+
+    async def agent(world: World, lease: Lease) -> Finish:
+        if lease.mode == names.MODE_VALIDATION_SAMPLED and lease.step == 1 and not stopped.is_set():
+            stopped.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        return await training._agent(world, lease)
+
+    training.world.agent = agent
+    changes: dict[str, Any] = {
+        "spec__steps": 2,
+        "spec__tasks__validation": TASKS,
+        "spec__validation": {"before": False, "every": 1, "greedy": False},
+        "spec__checkpoints": {"resumeEvery": 100},
+    }
+    result = training.run(**changes)
+    assert (result.reason, result.exit_code) == ("Interrupted", 0)
+    states = training.world.folder / "run" / "checkpoints"
+    assert [path.name for path in states.glob("state-*")] == ["state-000001"]
+    training.world.listening.clear()
+    result = training.run(**changes, resume=True)
+    assert (result.phase, [found["step"] for found in result.validation]) == ("Finished", [1, 2])
+    assert training.world.commit("t000001")["incarnation"] == 1, "step 1 is not made again"
+    assert training.world.commit("t000002")["incarnation"] == 2

@@ -17,12 +17,12 @@ import numpy as np
 import psutil
 from scripted import Script, row, sampled  # a script's own folder is on the path; verl installs a package `tests`
 
+from kitestring_trainer.errors import RunStoppedError
 from kitestring_trainer.learner import (
     LearnerConfig,
     LoraConfig,
     LossConfig,
     OptimizerConfig,
-    RunEnded,
     StepBatch,
     TrainingRow,
     UpdateMetrics,
@@ -113,25 +113,22 @@ def config(folder: Path, name: str, **more: Any) -> LearnerConfig:
 
 
 def full(folder: Path) -> dict[str, Any]:
-    """Two ranks, all parameters, entropy and KL terms; eight steps, ended by the source."""
-
-    def finished(step: int, metrics: UpdateMetrics) -> None:
-        if step == 8:
-            raise RunEnded
-
-    script = Script(full_batch, finished)
-    VerlLearner(config(folder, "full", loggers=("tensorboard",), log_folder=folder / "tensorboard")).run(script)
+    """Two ranks, all parameters, entropy and KL terms; eight steps."""
+    script = Script(full_batch)
+    tensorboard = {"loggers": ("tensorboard",), "log_folder": folder / "tensorboard"}
+    VerlLearner(config(folder, "full", total_steps=8, **tensorboard)).run(script)
     return {"script": script}
 
 
 def resumed(folder: Path) -> dict[str, Any]:
-    """Goes on after step 5 of `full`; asked to stop while step 7 is at its end."""
+    """Goes on after step 5 of `full`; asked to stop while step 7 is validated."""
     state = folder / "full-states" / "state-000005"
     learner = VerlLearner(config(folder, "resumed", resume_from=state, save_every=0))
 
     def finished(step: int, metrics: UpdateMetrics) -> None:
         if step == 7:
             learner.request_stop()
+            raise RunStoppedError("stopped while it validated")
 
     return _outcome(learner, Script(full_batch, finished))
 

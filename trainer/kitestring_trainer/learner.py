@@ -38,10 +38,6 @@ class TrainerLostError(RunFailedError):
         super().__init__(names.REASON_TRAINER_LOST, message)
 
 
-class RunEnded(Exception):
-    """Raised by a `StepSource` in `step_finished`: no further step; the learner closes the run in good order."""
-
-
 @dataclass(frozen=True)
 class TrainingRow:
     """One row of an update. P prompt tokens, R response tokens; all arrays of the response have length R."""
@@ -219,14 +215,14 @@ class StepSource(Protocol):
         after each step."""
 
     def step_finished(self, step: int, metrics: UpdateMetrics) -> Mapping[str, float] | None:
-        """The step's weights are served. Validation happens here; numbers it returns go to the metric loggers.
-        Raises `RunEnded` to end the run."""
+        """The step's weights are served. Validation happens here; numbers it returns go to the metric loggers."""
 
 
 class Learner(Protocol):
     def run(self, source: StepSource) -> None:
         """Train to the end. Raises what the source raised, `LearnerConfigError` (or another `UserMistakeError`),
-        `RunStoppedError` after `request_stop`, or `TrainerLostError`."""
+        `RunStoppedError` after `request_stop`, or `TrainerLostError`. A source that raises RunStoppedError or
+        RunFailedError costs no finished update: a resumable state is written first."""
 
     def request_stop(self) -> None:
         """From any thread or a signal handler: stop before the next update; a resumable state is written first."""

@@ -6,11 +6,14 @@ and rollouts that were not trained are the queue's to run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from kitestring_trainer.errors import RunFailedError, RunStoppedError
 from kitestring_trainer.learner import LearnerConfig, LearnerConfigError
 from kitestring_trainer.verl_backend import folders
+from kitestring_trainer.verl_backend.feed import StopRequestedError
 from kitestring_trainer.verl_backend.guard import VERL_VERSION
 
 
@@ -25,6 +28,19 @@ def save_state(config: LearnerConfig, step: int, save_engine: Callable[[str], ob
         save_engine(str(folder / "actor"))
     folders.prune(config.checkpoints, "state-", folders.STATE_MARKER, config.keep_states)
     return final
+
+
+@contextmanager
+def saved_at_the_end(save: Callable[[], None]) -> Iterator[None]:
+    """Have `save` write a state when the run is stopped or fails in here: finished updates are not to be lost.
+
+    Not after any other error: what a bug leaves may be no state to go on from.
+    """
+    try:
+        yield
+    except (StopRequestedError, RunStoppedError, RunFailedError):
+        save()
+        raise
 
 
 def state_step(folder: Path) -> int:

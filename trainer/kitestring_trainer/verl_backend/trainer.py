@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,14 @@ from verl.utils.debug import marked_timer
 from kitestring_trainer.learner import (
     LearnerConfig,
     PushedWeights,
-    RunEnded,
     StepBatch,
 )
 from kitestring_trainer.verl_backend import cells, folders, rows
-from kitestring_trainer.verl_backend.feed import RolloutFeed, StopRequestedError
+from kitestring_trainer.verl_backend.feed import RolloutFeed
 from kitestring_trainer.verl_backend.loss import RolloutLoss, response_positions
 from kitestring_trainer.verl_backend.names import TRAINER_MODE, WEIGHTS_BACKEND
 from kitestring_trainer.verl_backend.report import report
-from kitestring_trainer.verl_backend.states import save_state, state_step
+from kitestring_trainer.verl_backend.states import save_state, saved_at_the_end, state_step
 from kitestring_trainer.verl_backend.worker import PolicyWorker
 
 PARTITION = "train"
@@ -140,18 +140,12 @@ class ExternalTrainer(trainer_base.PPOTrainer):
         self.feed.begin(self.global_steps)
         return {}
 
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        try:
-            return super().step(metrics, timing_raw)
-        except StopRequestedError:
-            self._save(self.global_steps - 1)
-            raise
-
     def on_sample_end(self) -> None: ...
 
     def receive(self, step: int) -> KVBatchMeta:
         """Wait for the step's rows and put them into TransferQueue."""
-        batch = self.feed.take(step)
+        with saved_at_the_end(partial(self._save, step - 1)):
+            batch = self.feed.take(step)
         rows.check_batch(batch, self.settings)
         with marked_timer("put", self.timing_raw):
             self._step = self._plan(batch)
@@ -317,7 +311,8 @@ class ExternalTrainer(trainer_base.PPOTrainer):
     def _push(self, version: int) -> None:
         ray.get(self.actor_rollout_wg.update_weights(global_steps=version, mode=WEIGHTS_BACKEND))
         path = folders.weights_folder(self.settings.weights, version)
-        self.feed.source.weights_ready(PushedWeights(version, path))
+        with saved_at_the_end(partial(self._save, version)):
+            self.feed.source.weights_ready(PushedWeights(version, path))
         folders.prune(self.settings.weights, "v", folders.WEIGHTS_MARKER, self.settings.keep_weights)
 
     def _compute_metrics(
@@ -336,10 +331,8 @@ class ExternalTrainer(trainer_base.PPOTrainer):
         metrics.update(done.raw)
         # fit() clears the keys of the batch it was given; the no-op rows of the update may be more.
         batch.keys = step.keys
-        try:
+        with saved_at_the_end(partial(self._save, global_steps)):
             metrics.update(self.feed.source.step_finished(global_steps, done) or {})
-        except RunEnded:
-            self.total_training_steps = global_steps
         self._step = None
 
     def _current(self) -> _Step:
