@@ -178,6 +178,23 @@ async def test_a_module_is_imported_once(start_executor: StartWorker, queue: Fak
     assert (folder / "imports").read_text() == "x"
 
 
+async def test_a_name_may_lead_to_what_a_module_loads_when_asked(
+    start_executor: StartWorker, queue: FakeQueue, folder: Path, preload: list[str]
+) -> None:
+    preload[:] = ["lazy.Client", "lazy.plain"]
+    (folder / "lazy.py").write_text(
+        "plain = 1\n"
+        "def __getattr__(name):\n"
+        "    if name != 'Client': raise AttributeError(name)\n"
+        "    import heavy\n"
+        "    return heavy\n"
+    )
+    (folder / "heavy.py").write_text("")
+    (folder / "agent.py").write_text("import sys; print('heavy' in sys.modules)")
+    finish = await forked(start_executor, queue, folder, ["python", "agent.py"])
+    assert finish.output == "True\n"
+
+
 async def test_what_a_module_opened(start_executor: StartWorker, queue: FakeQueue, folder: Path) -> None:
     """A file stays open for the module; a socket, by which agents could meet, does not."""
     (folder / "decimal.py").write_text(
@@ -197,6 +214,7 @@ async def test_what_a_module_opened(start_executor: StartWorker, queue: FakeQueu
     ("module", "message"),
     [
         (None, "ModuleNotFoundError: No module named 'decimal_'"),
+        ("import no_such.thing", "ModuleNotFoundError: No module named 'no_such'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],

@@ -690,7 +690,7 @@ def preload(modules: list[str]) -> list[str]:
     """Imports the modules; returns notes for the log. ImportError and whatever else they raise passes."""
     before = open_descriptors()
     for name in modules:
-        importlib.import_module(name)
+        load(name)
     notes = []
     for fd, mode in open_descriptors().items():
         if fd in before:
@@ -703,6 +703,16 @@ def preload(modules: list[str]) -> list[str]:
     if threads > 1:
         notes.append(f"the preloaded modules started threads ({threads - 1}), which a forked agent does not have")
     return notes
+
+
+def load(name: str) -> None:
+    """Imports a module, or takes an attribute from one: libraries load much only when it is first asked for."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        owner, _, attribute = name.rpartition(".")
+        if error.name != name or not owner or not hasattr(importlib.import_module(owner), attribute):
+            raise
 
 
 def serve() -> tuple[list[str], AgentStart] | None:
