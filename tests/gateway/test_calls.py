@@ -10,6 +10,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from kitestring_rollout.traces.records import UNREACHABLE
 from tests.gateway.conftest import Gateway, Start, chat, until
 from tests.gateway.policy import Plan, Policy
 
@@ -186,6 +187,7 @@ async def test_a_server_that_is_down_gives_502_and_one_that_comes_up_is_waited_f
         with pytest.raises(openai.InternalServerError, match="no server of model 'policy' can be reached"):
             await opened.openai().chat.completions.create(**chat())
         assert (gateway.records[0].outcome, gateway.records[0].status) == ("failed", 502)
+        assert (gateway.records[0].error or "").startswith(f"{UNREACHABLE}: no server of model 'policy'")
     async with start(policies=policies, connect_seconds=10) as gateway:
         opened = await gateway.open()
         call = asyncio.create_task(opened.openai().chat.completions.create(**chat()))

@@ -14,6 +14,7 @@ import pytest
 from kitestring_api import names
 from kitestring_rollout.protocol.queue import Finish, Lease
 from kitestring_rollout.protocol.run_status import RunStatus
+from kitestring_rollout.traces.records import UNREACHABLE
 from kitestring_trainer.driver import RunResult, run
 from kitestring_trainer.errors import UserMistakeError
 from tests.trainer.world import QUEUE_CREDENTIAL, QUICK, World, answer_right, ended
@@ -145,7 +146,7 @@ def test_the_infrastructure_gets_time_to_come_back(world: World) -> None:
 
 def test_a_policy_server_that_fails_is_not_the_agents_fault(world: World) -> None:
     async def trouble(world: World, lease: Lease) -> Finish:
-        world.gateway.record(lease.attempt, outcome="failed", status=502)
+        world.gateway.record(lease.attempt, outcome="failed", status=502, error=f"{UNREACHABLE}: none")
         return ended(lease, "", exit_code=1)
 
     _, rollouts = one_step(world, first_attempt_only(trouble))

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitestring_api.names import CLASS_AGENT_FAILED, CLASS_INFRASTRUCTURE, CLASS_SUCCEEDED, CLASS_TIMED_OUT
-from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, ChoiceRecord, EndRecord, VersionSpan
+from kitestring_rollout.traces.records import (
+    UNREACHABLE,
+    AttemptIdentity,
+    CallRecord,
+    ChoiceRecord,
+    EndRecord,
+    VersionSpan,
+)
 from kitestring_trainer.commits import CommittedRollout, StepCommit
 from kitestring_trainer.errors import RunFailedError
 from kitestring_trainer.outcome import committed_rollouts
@@ -25,6 +32,7 @@ from kitestring_trainer.restoring import recommitted, remains
 
 PLAN = plan_training_step(seed=0, step=3, n_tasks=4, tasks_per_step=2, group_size=2)
 FIRST = PLAN.rollouts[0]
+AWAY = f"{UNREACHABLE}: no server of model 'policy' can be reached"
 _numbers = count(1)
 
 
@@ -60,11 +68,16 @@ def test_a_proven_attempt_is_what_its_end_record_says() -> None:
 @pytest.mark.parametrize(
     ("failed", "klass"),
     [
-        ({"outcome": "failed", "status": 502}, CLASS_INFRASTRUCTURE),
-        ({"outcome": "failed", "status": 503, "trained": False}, CLASS_INFRASTRUCTURE),
-        ({"outcome": "failed", "status": 400}, None),
-        ({"outcome": "failed", "status": None}, None),
-        ({"outcome": "cancelled", "status": 502}, None),
+        ({"outcome": "failed", "status": 502, "error": AWAY}, CLASS_INFRASTRUCTURE),
+        ({"outcome": "failed", "status": 503, "error": AWAY, "trained": False}, CLASS_INFRASTRUCTURE),
+        ({"outcome": "failed", "status": 502, "error": "upstream_error: overloaded"}, None),
+        ({"outcome": "failed", "status": 502, "error": f"upstream_error: {AWAY}"}, None),
+        ({"outcome": "failed", "status": 502, "error": "upstream_malformed: not JSON"}, None),
+        ({"outcome": "failed", "status": 500, "error": "upstream_error: division by zero"}, None),
+        ({"outcome": "failed", "status": 500, "error": "TypeError"}, None),
+        ({"outcome": "failed", "status": 400, "error": "upstream_error: too long"}, None),
+        ({"outcome": "failed", "status": None, "error": AWAY}, None),
+        ({"outcome": "cancelled", "status": 502, "error": AWAY}, None),
     ],
 )
 def test_an_agent_that_failed_after_its_model_did(outcome: str, failed: dict[str, Any], klass: str | None) -> None:
@@ -76,6 +89,27 @@ def test_an_agent_that_failed_after_its_model_did(outcome: str, failed: dict[str
     if klass:
         assert ending.reward is None
         assert "call 2" in (ending.reason or "") and "exit code 1" in (ending.reason or "")
+
+
+def test_an_outage_excuses_nothing_once_a_model_answered_again() -> None:
+    away = {"choices": (), "outcome": "failed", "status": 502, "error": AWAY}
+    for later, klass in (
+        ((), CLASS_INFRASTRUCTURE),
+        ((("cancelled", None),), CLASS_INFRASTRUCTURE),
+        ((("ok", 200),), CLASS_AGENT_FAILED),
+        ((("failed", 400), ("cancelled", None)), CLASS_AGENT_FAILED),
+        ((("undelivered", 200),), CLASS_AGENT_FAILED),
+    ):
+        calls = [
+            (away, 1),
+            *(({"outcome": outcome, "status": status}, 2 + i) for i, (outcome, status) in enumerate(later)),
+        ]
+        found = proof(
+            FIRST,
+            CLASS_AGENT_FAILED,
+            calls=lambda who, calls=calls: tuple(call(who, seq, **given) for given, seq in calls),
+        )
+        assert judge(found.end, found.calls[::-1], accepted).klass == klass, later
 
 
 def test_an_agent_that_coped_with_a_failing_model_has_succeeded() -> None:

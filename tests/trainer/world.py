@@ -144,6 +144,7 @@ class FakeGateway:
         response: Iterable[int] = (4, 5),
         outcome: str = "ok",
         status: int = 200,
+        error: str | None = None,
         tool_calls: int = 0,
         trained: bool = True,
     ) -> None:
@@ -169,6 +170,7 @@ class FakeGateway:
             trained=trained,
             outcome=outcome,  # type: ignore[arg-type]
             status=status,
+            error=error,
             started_unix_nano=now,
             ended_unix_nano=now,
             prompt_token_ids=prompt_ids,

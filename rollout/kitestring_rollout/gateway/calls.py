@@ -121,7 +121,7 @@ class Calls:
                 outcome = "ok"
             return response
         except Refusal as refusal:
-            call.status, call.error = refusal.status, refusal.message
+            call.status, call.error = refusal.status, f"{refusal.code}: {refusal.message}"
             refusal.admitted = True
             raise
         except (asyncio.CancelledError, ConnectionResetError):

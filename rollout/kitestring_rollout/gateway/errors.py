@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from kitestring_rollout.traces.records import UNREACHABLE
+
 JSON_TYPE = "application/json"
 NO_RETRY = {"x-should-retry": "false"}
 """Read by OpenAI's and Anthropic's clients: asking again would be answered the same."""
@@ -80,6 +82,6 @@ def normalised_error(status: int, body: bytes) -> dict[str, Any]:
     }
 
 
-def upstream_failed(message: str, code: str = "upstream_unavailable", status: int = 502) -> Refusal:
+def upstream_failed(message: str, code: str = UNREACHABLE, status: int = 502) -> Refusal:
     """The model server could not be reached or did not answer as it should: a client may ask again."""
     return Refusal(status, code, message, kind="server_error", retry=True)

@@ -6,7 +6,7 @@ Token ids and logprobs are numpy arrays; everything else is JSON-able. Records c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,10 @@ class ChoiceRecord:
     """Tool calls in the message: kept also where contents are not recorded."""
 
 
+UNREACHABLE: Final = "upstream_unavailable"
+"""Code of a refusal that the gateway gave because no server of the model answered."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRecord:
     """One numbered call of an attempt, whatever became of it. P = prompt tokens."""
@@ -88,6 +92,7 @@ class CallRecord:
     status: int | None = None
     """HTTP status that the agent got; None when there was none."""
     error: str | None = None
+    """Why it is not ok. Of a call that was refused: `code: message`; the code is the gateway's own word."""
     agent: str | None = None
     """Name of the sub-agent as claimed by the call: a label, never an identity."""
     first_chunk_unix_nano: int | None = None

@@ -11,9 +11,11 @@ from kitestring_api.names import (
     CLASS_TIMED_OUT,
 )
 from kitestring_rollout.protocol.queue import Finish
-from kitestring_rollout.traces.records import CallRecord, EndRecord
+from kitestring_rollout.traces.records import UNREACHABLE, CallRecord, EndRecord
 from kitestring_trainer.queue.state import Ending
 
+UNREACHABLE_STATUS = (502, 503, 504)
+_CODE = f"{UNREACHABLE}: "
 ERROR_IN_REASON = 200
 """Characters of an agent's last words that go into a reason."""
 
@@ -44,16 +46,16 @@ def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str |
 def judge(end: EndRecord, calls: Sequence[CallRecord], accepted: Callable[[str], bool] | None) -> Ending:
     """The ending of a proven attempt, from its records.
 
-    An agent that failed after one of its models answered 5xx failed for the infrastructure's sake. `accepted` says
-    which policy versions its tokens may come from; None: any.
+    An agent that failed after the gateway could not reach its model failed for the infrastructure's sake; what a model
+    server answered is no excuse, since it depends on what the agent asked. `accepted` says which policy versions its
+    tokens may come from; None: any.
     """
     klass, reason = end.outcome, end.reason
     if klass in (CLASS_AGENT_FAILED, CLASS_TIMED_OUT):
-        failed = next((call for call in calls if call.outcome == "failed" and (call.status or 0) >= 500), None)
+        failed = last_unreachable(calls)
         if failed is not None:
             klass = CLASS_INFRASTRUCTURE
-            cause = failed.error or failed.status
-            reason = f"model {failed.model} failed at call {failed.seq} ({cause}); then {reason}"
+            reason = f"model {failed.model} could not be reached at call {failed.seq} ({failed.error}); then {reason}"
     stale = None if accepted is None else stale_version(calls, accepted)
     if stale is not None and klass != CLASS_INFRASTRUCTURE:
         klass, reason = CLASS_INFRASTRUCTURE, stale
@@ -67,6 +69,16 @@ def judge(end: EndRecord, calls: Sequence[CallRecord], accepted: Callable[[str],
         n_calls=end.n_calls,
         digest=end.digest,
     )
+
+
+def last_unreachable(calls: Sequence[CallRecord]) -> CallRecord | None:
+    """The call for which the gateway reached no model server, if the agent got no answer of a model after it."""
+    for call in sorted(calls, key=lambda call: call.seq, reverse=True):
+        if call.outcome == "failed" and call.status in UNREACHABLE_STATUS and (call.error or "").startswith(_CODE):
+            return call
+        if call.outcome != "cancelled":
+            return None
+    return None
 
 
 def stale_version(calls: Sequence[CallRecord], accepted: Callable[[str], bool]) -> str | None:
