@@ -334,3 +334,39 @@ def test_whatever_an_agent_sends_is_refused_or_can_be_recorded(
         tools=prepared.tools,
     )
     CallEncoder(IDENTITY).encode(record)
+
+
+@pytest.mark.parametrize("model", [TRAINED, FROZEN])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"chat_template": "{{ 1/0 }}"},
+        {"chat_template_kwargs": {"chat_template": "{% for a in range(10**9) %}{% endfor %}"}},
+        {"chat_template_kwargs": {"documents": []}},
+        {"chat_template_kwargs": {"enable_thinking": False, "tools": []}},
+    ],
+)
+def test_an_agent_brings_no_template(body: dict[str, Any], model: Model) -> None:
+    refusal = refused(body, model=model)
+    assert (refusal.status, refusal.code, refusal.param) == (400, "unsupported_parameter", next(iter(body)))
+
+
+def test_variables_of_the_model_s_template_pass() -> None:
+    sent, _ = made({"chat_template": None, "chat_template_kwargs": {"enable_thinking": False}})
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+    assert refused({"chat_template_kwargs": "x"}).param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop", ["a"] * 5), ("stop", "x" * 257), ("stop", ["a", "x" * 257]), ("stop_token_ids", [1] * 129)],
+)
+def test_stops_are_bounded(api: Api, field: str, value: Any) -> None:
+    refusal = refused({field: value}, api=api)
+    assert (refusal.status, refusal.param) == (400, field)
+
+
+def test_stops_within_the_bounds_pass() -> None:
+    sent, _ = made({"stop": ["x" * 256] * 4, "stop_token_ids": [1] * 128})
+    assert (len(sent["stop"]), len(sent["stop_token_ids"])) == (4, 128)

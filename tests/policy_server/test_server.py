@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tiny_policy import MAX_MODEL_LEN, make_policy
 
 from kitestring_trainer.policy_server import PolicyServerConfig, PolicyServerError
 from kitestring_trainer.policy_server.server import PolicyServer, serve
+from kitestring_trainer.policy_server.tokenizer import ServedTokenizer
 
 
 async def _start(config: PolicyServerConfig) -> tuple[PolicyServer, Endpoint]:
@@ -159,7 +161,10 @@ def test_config_refuses_what_it_does_not_know(policies: Policies) -> None:
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"stop": [""]}, "stop"),
         ({"stop": 5}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": "a" * 257}, "stop"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"stop_token_ids": [5] * 129}, "stop_token_ids"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
@@ -169,7 +174,13 @@ def test_config_refuses_what_it_does_not_know(policies: Policies) -> None:
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"seed": 1.5}, "seed"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1/0 }}"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"documents": []}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": "x"}] * (MAX_MODEL_LEN + 1)}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 256 * MAX_MODEL_LEN}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 2000}]}, "input_tokens"),
         ({"max_tokens": MAX_MODEL_LEN + 1}, "max_tokens"),
     ],
@@ -233,6 +244,39 @@ async def test_a_template_that_fails_is_the_request_s_fault(own: Endpoint) -> No
     reply = await own.post("/v1/chat/completions", asked)
     assert reply.status == 400
     assert "chat template" in reply.body["error"]["message"]
+
+
+async def test_a_template_that_divides_by_zero_is_the_request_s_fault(tmp_path: Path) -> None:
+    folder = make_policy(tmp_path / "policy")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ 1 // (messages | length - 1) }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    server, endpoint = await _start(PolicyServerConfig(model=folder))
+    async with aiohttp.ClientSession() as session:
+        endpoint.session = session
+        reply = await endpoint.post("/v1/chat/completions", {"model": "policy", "messages": QUESTION[:1]})
+        assert (reply.status, reply.body["error"]["param"]) == (400, "messages")
+        assert "ZeroDivisionError" in reply.body["error"]["message"]
+    await server.stop()
+
+
+async def test_a_long_prompt_is_made_beside_the_loop(own: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template of one request waits; the server answers others meanwhile."""
+    goes_on, begun = threading.Event(), threading.Event()
+    encode = ServedTokenizer.encode
+
+    def slow(self: ServedTokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) > 10_000:
+            begun.set()
+            assert goes_on.wait(20)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(ServedTokenizer, "encode", slow)
+    long = asyncio.create_task(own.post("/v1/completions", {"model": "policy", "prompt": "x" * 20_000}))
+    assert await asyncio.to_thread(begun.wait, 20)
+    assert len((await own.chat(max_tokens=1))["choices"]) == 1
+    goes_on.set()
+    assert (await long).body["error"]["param"] == "input_tokens"
 
 
 # --- generation -----------------------------------------------------------------------------------------------------

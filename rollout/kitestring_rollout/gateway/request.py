@@ -28,6 +28,19 @@ REFUSED: Final[dict[str, str]] = {
 }
 """Fields that a call to a trained policy may not carry, with the reason."""
 
+TEMPLATE_VARIABLES_REFUSED: Final = frozenset((
+    "chat_template", "messages", "conversation", "tools", "functions", "documents", "tokenize", "tokenizer",
+    "add_generation_prompt", "continue_final_message", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "return_generation_prompt", "tokenizer_kwargs", "processor_kwargs", "padding", "truncation", "max_length",
+    "load_audio_from_video", "template",
+))  # fmt: skip
+"""What is no variable of a template: arguments of the functions that render it. A template is a program that the model
+server runs: the model's own is run, an agent brings none."""
+
+MAX_STOPS: Final = 4
+"""As OpenAI's API has it. Servers look for each after every token."""
+MAX_STOP_CHARACTERS: Final = 256
+MAX_STOP_TOKENS: Final = 128
 MAX_N: Final = 128
 RECORD_DEPTH: Final = 8
 """A record may nest a message so much deeper than the request does."""
@@ -83,6 +96,10 @@ def read_body(raw: bytes) -> Json:
 
 def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> Prepared:
     """Turns `body` (which it consumes) into the upstream request; Refusal 400 for what is not taken."""
+    if "chat_template" in body or "chat_template_kwargs" in body:
+        _check_template(body)
+    if "stop" in body or "stop_token_ids" in body:
+        _check_stops(body)
     messages = _messages(body, api)
     if api == "chat":
         check_media(body["messages"], rules.media_hosts)
@@ -126,6 +143,44 @@ def _written(body: Json) -> bytes:
         return orjson.dumps(nested)[RECORD_DEPTH:-RECORD_DEPTH]
     except orjson.JSONEncodeError:
         raise Refusal(400, "invalid_json", "the request body is nested too deep") from None
+
+
+def _check_template(body: Json) -> None:
+    """Refuses whatever would make the model server render anything but the model's own template."""
+    if body.get("chat_template") is not None:
+        _refuse_template("chat_template")
+    variables = body.get("chat_template_kwargs")
+    if variables is None:
+        return
+    if not isinstance(variables, dict):
+        raise Refusal(400, "invalid_request", "chat_template_kwargs must be an object", param="chat_template_kwargs")
+    for name in variables:
+        if name in TEMPLATE_VARIABLES_REFUSED:
+            _refuse_template(f"chat_template_kwargs.{name}")
+
+
+def _refuse_template(field: str) -> None:
+    raise Refusal(
+        400,
+        "unsupported_parameter",
+        f"{field[:128]} is not supported: the model's own chat template is used; leave it out",
+        param=field.partition(".")[0],
+    )
+
+
+def _check_stops(body: Json) -> None:
+    """A list that is none is the model server's to refuse."""
+    stop = body.get("stop")
+    texts = stop if isinstance(stop, list) else [stop]
+    if len(texts) > MAX_STOPS or any(isinstance(text, str) and len(text) > MAX_STOP_CHARACTERS for text in texts):
+        raise Refusal(
+            400, "invalid_request", f"stop: at most {MAX_STOPS} texts of {MAX_STOP_CHARACTERS} characters", param="stop"
+        )
+    ids = body.get("stop_token_ids")
+    if isinstance(ids, list) and len(ids) > MAX_STOP_TOKENS:
+        raise Refusal(
+            400, "invalid_request", f"stop_token_ids: at most {MAX_STOP_TOKENS} token ids", param="stop_token_ids"
+        )
 
 
 def _messages(body: Json, api: Api) -> tuple[Json, ...]:

@@ -17,7 +17,13 @@ from kitestring_trainer.policy_server.tokenizer import ServedTokenizer, template
 Body = Mapping[str, Any]
 
 MAX_ALTERNATIVES = 20
+MAX_STOPS = 16
+"""Each is looked for after every token, in the thread that all sequences share."""
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 128
 MAX_CHOICES = 128
+MAX_CHARACTERS_PER_TOKEN = 256
+"""No tokenizer has longer tokens: a text of more characters per token of the context is refused unread."""
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are 0, as in vLLM."""
 
@@ -135,11 +141,19 @@ def chat_request(body: Body, served: Served) -> GenerationRequest:
         template_variables = {}
     if not isinstance(template_variables, dict):
         raise RequestRefused("chat_template_kwargs must be an object", param="chat_template_kwargs")
+    messages = template_messages(body.get("messages"))
+    if len(messages) > served.max_model_len:
+        raise RequestRefused(
+            f"This model's maximum context length is {served.max_model_len} tokens, which {len(messages)} messages "
+            "cannot fit.",
+            param="messages",
+        )
     prompt = served.tokenizer.chat_prompt(
-        template_messages(body.get("messages")),
+        messages,
         tools,
         add_generation_prompt=_flag(body, "add_generation_prompt", default=True),
         variables=template_variables,
+        max_characters=MAX_CHARACTERS_PER_TOKEN * served.max_model_len,
     )
     logprobs = _flag(body, "logprobs", default=False)
     alternatives = _integer(body, "top_logprobs", 0, MAX_ALTERNATIVES) or 0
@@ -275,6 +289,12 @@ def _prompts(body: Body, served: Served) -> list[list[int]]:
     result = []
     for entry in entries:
         if isinstance(entry, str):
+            if len(entry) > MAX_CHARACTERS_PER_TOKEN * served.max_model_len:
+                raise RequestRefused(
+                    f"This model's maximum context length is {served.max_model_len} tokens, which a text of "
+                    f"{len(entry)} characters cannot fit.",
+                    param="prompt",
+                )
             result.append(served.tokenizer.encode(entry, add_special_tokens=special))
         elif isinstance(entry, list) and all(type(token) is int for token in entry):
             for token in entry:
@@ -319,6 +339,8 @@ def _stop(body: Body) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise RequestRefused("stop must be text or a list of texts, none empty", param="stop")
+    if len(texts) > MAX_STOPS or any(len(text) > MAX_STOP_CHARACTERS for text in texts):
+        raise RequestRefused(f"stop: at most {MAX_STOPS} texts of {MAX_STOP_CHARACTERS} characters", param="stop")
     return tuple(texts)
 
 
@@ -326,6 +348,8 @@ def _stop_token_ids(body: Body) -> tuple[int, ...]:
     tokens = body.get("stop_token_ids") or []
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise RequestRefused("stop_token_ids must be a list of token ids", param="stop_token_ids")
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise RequestRefused(f"stop_token_ids: at most {MAX_STOP_TOKENS} token ids", param="stop_token_ids")
     return tuple(tokens)
 
 

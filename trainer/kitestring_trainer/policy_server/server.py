@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, TextIO
 
@@ -31,6 +31,8 @@ from kitestring_trainer.policy_server.weights import read_weights
 
 logger = logging.getLogger(__name__)
 
+_SHORT_BODY = 16_384
+"""Bytes of a request whose prompt is made in less time than a change of threads is worth."""
 _SWITCH_SECONDS = 0.001
 """Longest time the decoding thread and the server keep each other from running Python."""
 
@@ -92,6 +94,7 @@ class PolicyServer:
         """Bind and begin to serve; returns the base URL."""
         self._loop = asyncio.get_running_loop()
         self._failed = asyncio.Event()
+        self._prompts = ThreadPoolExecutor(1, "prompts")
         self._reloading = asyncio.Lock()
         self._engine = Engine(
             self._model,
@@ -134,6 +137,7 @@ class PolicyServer:
         """Abort what is being generated and close."""
         await asyncio.to_thread(self._engine.stop)
         await self._runner.cleanup()
+        self._prompts.shutdown(wait=False, cancel_futures=True)
 
     async def failure(self) -> None:
         """Returns when the decoding thread has failed; see `error`."""
@@ -151,10 +155,19 @@ class PolicyServer:
     # --- generation ----------------------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, chat_request(await _json_body(request), self._served), "chatcmpl-")
+        return await self._generate(request, await self._checked(chat_request, request), "chatcmpl-")
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, completion_request(await _json_body(request), self._served), "cmpl-")
+        return await self._generate(request, await self._checked(completion_request, request), "cmpl-")
+
+    async def _checked(
+        self, check: Callable[[dict[str, Any], Served], GenerationRequest], request: web.Request
+    ) -> GenerationRequest:
+        """A long prompt takes its time to become tokens: in a thread, where it holds up no reply."""
+        body = await _json_body(request)
+        if len(await request.read()) <= _SHORT_BODY:
+            return check(body, self._served)
+        return await self._loop.run_in_executor(self._prompts, check, body, self._served)
 
     async def _generate(self, request: web.Request, asked: GenerationRequest, prefix: str) -> web.StreamResponse:
         arrived = time.monotonic()

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from kitestring_trainer.policy_server.errors import PolicyServerError, RequestRefused
 
+_ARGUMENTS = (
+    frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    | frozenset(inspect.signature(render_jinja_template).parameters)
+    | {"messages"}
+)
+"""What is no variable of a template but an argument of the functions that render it: `chat_template` among them, by
+which a request would run a program of its own in this process."""
+
 
 class ServedTokenizer:
-    """The tokenizer of a model folder. For one thread at a time; TextStreams made from `fast` may live on others."""
+    """The tokenizer of a model folder. Prompts may be made in several threads: nothing here sets the
+    tokenizer's padding or truncation, the state that threads would share."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, end_tokens: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -52,11 +62,19 @@ class ServedTokenizer:
         *,
         add_generation_prompt: bool,
         variables: dict[str, Any],
+        max_characters: int,
     ) -> list[int]:
-        """Token ids of a conversation (see `template_messages`).
+        """Token ids of a conversation (see `template_messages`), whose text may have `max_characters`.
 
         Raises RequestRefused when the template cannot take it.
         """
+        for name in variables:
+            if name in _ARGUMENTS:
+                raise RequestRefused(
+                    f"chat_template_kwargs.{name} is not supported: the model's own chat template is used; leave it "
+                    "out",
+                    param="chat_template_kwargs",
+                )
         if not self.has_chat_template:
             raise RequestRefused(
                 "the served model's tokenizer has no chat template: add chat_template to its tokenizer_config.json "
@@ -67,11 +85,19 @@ class ServedTokenizer:
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **variables
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            text = str(text)
+            text.encode()  # a lone surrogate has no tokens
+        except Exception as error:
+            # The template is the model's, a program that may raise anything; what it fails on is this request.
             raise RequestRefused(
-                f"the model's chat template fails on these messages: {error}", param="messages"
+                f"the model's chat template fails on these messages: {type(error).__name__}: {str(error)[:500]}",
+                param="messages",
             ) from error
-        return self.encode(str(text), add_special_tokens=False)
+        if len(text) > max_characters:
+            raise RequestRefused(
+                f"the messages are too long for the model's context: {len(text)} characters", param="messages"
+            )
+        return self.encode(text, add_special_tokens=False)
 
 
 def load_tokenizer(folder: Path, config: PreTrainedConfig) -> ServedTokenizer:
@@ -148,8 +174,10 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
+                arguments.encode()
                 arguments = json.loads(arguments)
-            except json.JSONDecodeError:
+                json.dumps(arguments, ensure_ascii=False).encode()  # lone surrogates: no template can spell them
+            except (ValueError, RecursionError):
                 # It stands in the conversation for good: refusing it would refuse every further turn.
                 arguments = {}
         if not isinstance(arguments, dict):
