@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from kitestring_trainer.policy_server.detokenize import TextStream
 from kitestring_trainer.policy_server.errors import RequestRefused
 from kitestring_trainer.policy_server.tokenizer import template_messages
-from kitestring_trainer.policy_server.tool_calls import HermesStream, parse_hermes
+from kitestring_trainer.policy_server.tool_calls import HermesStream, Reply, parse_hermes
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,41 @@ def test_a_call_is_read() -> None:
     assert str(call["id"]).startswith("call_")
     assert call["type"] == "function"
     assert call["function"] == {"name": "f", "arguments": '{"x": "ä"}'}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        r'{"name": "f", "arguments": {"x": "\ud800"}}',
+        r'{"name": "f", "arguments": "\udfff"}',
+        r'{"name": "\ud800", "arguments": {}}',
+        '{"name": "f", "arguments": ' + "[" * 100_000,
+        '{"name": "f", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"name": "f", "arguments": ' + "1" * 5000 + "}",
+    ],
+    ids=str.__len__,
+)
+def test_a_call_that_no_reply_could_hold_stays_text(call: str) -> None:
+    text = f"I see. <tool_call>{call}</tool_call>"
+    assert parse_hermes(text) == Reply(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(alphabet='{}[]":,\\\\ud8dc0 namerguts1', max_size=60).map(
+        lambda text: f'<tool_call>{{"name": "f", "arguments": {text}'
+    )
+)
+def test_any_text_of_a_model_becomes_a_reply_that_can_be_sent(text: str) -> None:
+    reply = parse_hermes(text)
+    orjson.dumps([reply.content, reply.tool_calls])
+
+
+@pytest.mark.parametrize("arguments", [r'{"x": "\ud800"}', "[" * 100_000, '"', "5"])
+def test_arguments_that_no_template_could_spell_are_empty(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    (message,) = template_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
 def test_several_calls_have_ids_of_their_own() -> None:

@@ -29,18 +29,27 @@ def parse_hermes(text: str) -> Reply:
         return Reply(text)
     calls: list[dict[str, object]] = []
     for closed, rest in _CALL.findall(text):
-        try:
-            call = json.loads(closed or rest)
-        except json.JSONDecodeError:
+        function = _function(closed or rest)
+        if function is None:
             return Reply(text)
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
-            return Reply(text)
-        arguments = call["arguments"]
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        function = {"name": call["name"], "arguments": arguments}
         calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
     return Reply(text[: text.index(START)] or None, tuple(calls))
+
+
+def _function(text: str) -> dict[str, str] | None:
+    """`{"name", "arguments": JSON text}` of a call, or None when it is none that a reply could hold."""
+    try:
+        call = json.loads(text)
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
+            return None
+        name, arguments = call["name"], call["arguments"]
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        # JSON may escape half a surrogate pair, which is no character and has no place in a reply.
+        (name + arguments).encode()
+    except (ValueError, RecursionError):
+        return None
+    return {"name": name, "arguments": arguments}
 
 
 class HermesStream:
