@@ -201,6 +201,28 @@ def test_a_close_that_turns_out_complete_counts_although_its_gateway_died(world:
     assert len(world.gateway.opens) == 3
 
 
+@pytest.mark.parametrize(
+    "forged", [{"reward": 1.0}, {"outcome": "AgentFailed"}, {"reward_source": "agent"}, {"reward": None}]
+)
+def test_an_end_record_that_the_queue_did_not_decide_is_never_believed(world: World, forged: dict[str, Any]) -> None:
+    async def trouble(world: World, lease: Lease) -> Finish:
+        world.gateway.forged[lease.rollout] = forged
+        world.gateway.record(lease.attempt)
+        return ended(lease, "wrong")
+
+    _, rollouts = one_step(world, first_attempt_only(trouble))
+    assert (rollouts[0]["class"], rollouts[0]["tries"], rollouts[0]["reward"]) == ("Succeeded", 2, 1.0)
+
+
+def test_a_bug_where_attempts_are_judged_ends_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("kitestring_trainer.queue.service.judge", judge)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        one_step(world, answer_right)
+
+
 def test_an_attempt_of_which_a_span_was_lost_is_never_used(world: World) -> None:
     attempts: Counter[str] = Counter()
 

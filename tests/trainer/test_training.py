@@ -78,6 +78,13 @@ def test_every_server_gets_the_weights_while_calls_are_held(training: Training) 
     assert weights_name(training.servers[0].folder) == weights_name(training.servers[1].folder)
 
 
+def test_a_release_that_is_lost_is_said_again(training: Training) -> None:
+    training.world.gateway.deaf = 3
+    training.run()
+    assert training.world.gateway.deaf == 0
+    assert training.world.gateway.released == ["1.0", "1.1", "1.2"]
+
+
 def test_a_server_that_cannot_now_is_asked_again(training: Training) -> None:
     training.servers[0].fail_next = 2
     assert training.run().exit_code == 0

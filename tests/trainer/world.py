@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,6 +112,10 @@ class FakeGateway:
         self.opens: list[OpenAttempt] = []
         self.held: list[str] = []
         self.released: list[str] = []
+        self.forged: dict[str, dict[str, Any]] = {}
+        """Rollouts of whose end record another one, with these fields, comes first."""
+        self.deaf = 0
+        """So many releases are not answered as they should be."""
         self.refusals = 0
         """So many opens are refused."""
         self.lose: Callable[[str], str | None] = lambda attempt: None
@@ -256,6 +260,8 @@ class FakeGateway:
                 seconds=body.seconds,
                 output=body.output,
             )
+            if forged := self.forged.pop(one.opened.rollout, None):
+                self._write(encode_end(replace(record, **forged)).data)
             self._write(encode_end(record).data)
         one.ended = body
         if one.opened.rollout in self.vanishing:
@@ -270,6 +276,9 @@ class FakeGateway:
         return _answer(HeldPolicy(in_flight=0))
 
     async def _release(self, request: web.Request) -> web.Response:
+        if self.deaf:
+            self.deaf -= 1
+            return _answer(ProtocolError(error="not now", reason="Busy"), 503)
         body = ReleasePolicy.model_validate_json(await request.read())
         self.released.append(body.version)
         return _answer(body)

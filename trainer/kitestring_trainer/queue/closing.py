@@ -40,6 +40,7 @@ class Closed:
     klass: str
     reason: str | None
     reward: float | None = None
+    reward_source: str | None = None
     n_calls: int | None = None
     digest: str | None = None
     provable: bool = False
@@ -85,5 +86,5 @@ async def close_attempt(
     except EpochGoneError as error:
         # The record may have been written before the gateway went: then its proof appears, else the grace runs out.
         logger.warning("attempt %s: gateway lost while it ended: %s", attempt, error)
-        return Closed(klass, reason, scored.reward, fenced.n_calls, fenced.digest, provable)
-    return Closed(klass, reason, scored.reward, ended.n_calls, ended.digest, provable)
+        return Closed(klass, reason, scored.reward, scored.source, fenced.n_calls, fenced.digest, provable)
+    return Closed(klass, reason, scored.reward, scored.source, ended.n_calls, ended.digest, provable)

@@ -131,23 +131,30 @@ class Gateways:
     async def hold(self, url: str, policy: str, drain_seconds: float) -> HeldPolicy | None:
         """Hold calls for `policy` at one gateway; None when it cannot be reached."""
         path = names.ROUTE_ADMIN_HOLD.format(policy=policy)
-        return await self._once(
-            url, path, HoldPolicy(drain_seconds=drain_seconds), HeldPolicy, drain_seconds + self._times.open
-        )
-
-    async def release(self, url: str, policy: str, version: str) -> ReleasePolicy | None:
-        """Let held calls go on under `version`; None when the gateway cannot be reached (a new one holds nothing)."""
-        path = names.ROUTE_ADMIN_RELEASE.format(policy=policy)
-        return await self._once(url, path, ReleasePolicy(version=version), ReleasePolicy, self._times.open)
-
-    async def _once(self, url: str, path: str, body: Message, reply: type[Reply], timeout: float) -> Reply | None:  # noqa: ASYNC109
+        body = HoldPolicy(drain_seconds=drain_seconds)
         try:
-            return await self._post(url, path, body, reply, timeout)
+            return await self._post(url, path, body, HeldPolicy, drain_seconds + self._times.open)
         except _UnreachableError as error:
             logger.warning("gateway %s: %s: %s", url, path, error)
             return None
 
+    async def release(self, url: str, policy: str, version: str) -> ReleasePolicy | None:
+        """Let held calls go on under `version`; None when the gateway is gone (a new one holds nothing).
+
+        Said again until it is heard: at a gateway that missed it every call would wait, and agents run out of time.
+        """
+        path = names.ROUTE_ADMIN_RELEASE.format(policy=policy)
+        try:
+            return await self._persist(url, path, ReleasePolicy(version=version), ReleasePolicy, self._times.open)
+        except EpochGoneError as error:
+            logger.warning("gateway not released: %s", error)
+            return None
+
     async def _until_gone(self, place: Place, path: str, body: Message | None, reply: type[Reply]) -> Reply:
+        return await self._persist(place.gateway, path, body, reply, self._times.close)
+
+    async def _persist(self, url: str, path: str, body: Message | None, reply: type[Reply], timeout: float) -> Reply:  # noqa: ASYNC109
+        """Ask until there is an answer; `timeout` is that of one try. Raises EpochGoneError."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_UnreachableError),
             wait=wait_random_exponential(multiplier=0.05, max=2),
@@ -156,12 +163,12 @@ class Gateways:
         try:
             async for attempt in retrying:
                 with attempt:
-                    return await self._post(place.gateway, path, body, reply, self._times.close)
+                    return await self._post(url, path, body, reply, timeout)
         except _UnknownError as error:
-            raise EpochGoneError(f"{place.gateway}: {error}") from error
+            raise EpochGoneError(f"{url}: {error}") from error
         except RetryError as error:
             cause = error.last_attempt.exception()
-            raise EpochGoneError(f"{place.gateway} not reached for {self._times.gone_after:g} s: {cause}") from error
+            raise EpochGoneError(f"{url} not reached for {self._times.gone_after:g} s: {cause}") from error
         raise AssertionError("AsyncRetrying ended without a result")
 
     async def _post(self, url: str, path: str, body: Message | None, reply: type[Reply], timeout: float) -> Reply:  # noqa: ASYNC109

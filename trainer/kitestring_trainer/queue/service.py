@@ -328,7 +328,13 @@ class RolloutQueue:
 
     def proof_found(self, item: Proof | Disproof) -> None:
         """From the proof watch's thread."""
-        self._loop.call_soon_threadsafe(self._settlements.found, item)
+        self._loop.call_soon_threadsafe(self._found, item)
+
+    def _found(self, item: Proof | Disproof) -> None:
+        try:
+            self._settlements.found(item)
+        except Exception as error:  # noqa: BLE001  the callback's boundary: the run ends with this error
+            self.fail(error)
 
     def watch_broke(self, error: BaseException) -> None:
         """From the proof watch's thread."""

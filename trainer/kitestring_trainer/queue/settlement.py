@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kitestring_api.names import CLASS_INFRASTRUCTURE
+from kitestring_rollout.traces.records import EndRecord
 from kitestring_trainer.queue.closing import Closed
 from kitestring_trainer.queue.proofs import Disproof, Proof, ProofWatch
 from kitestring_trainer.queue.state import Ending
@@ -76,7 +77,7 @@ class Settlements:
     def _match(self, attempt: str, closed: Closed, proof: Proof | Disproof) -> None:
         if isinstance(proof, Disproof):
             self._end(attempt, _lost(proof.reason))
-        elif (proof.end.n_calls, proof.end.digest) != (closed.n_calls, closed.digest):
+        elif not _confirmed(proof.end, closed):
             self._end(attempt, _lost("its end record is not the one that the gateway confirmed"))
         else:
             self._end(attempt, proof)
@@ -84,6 +85,12 @@ class Settlements:
     def _end(self, attempt: str, settled: Proof | Ending) -> None:
         self.drop(attempt)
         self._settle(attempt, settled)
+
+
+def _confirmed(end: EndRecord, closed: Closed) -> bool:
+    """Whether the end record is the one that was asked for: whoever can write traces could write another."""
+    found = (end.n_calls, end.digest, end.outcome, end.reward, end.reward_source)
+    return found == (closed.n_calls, closed.digest, closed.klass, closed.reward, closed.reward_source)
 
 
 def _lost(reason: str) -> Ending:
