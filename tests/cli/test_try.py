@@ -203,7 +203,7 @@ def test_an_endpoint_that_fails(endpoint: OpenAIServer, tmp_path: Path) -> None:
     done = try_it(write_files(tmp_path, ASK + "ask(question)"), "--endpoint", endpoint.url)
     assert done.returncode == 1
     text = " ".join(done.stdout.split())
-    assert "Infrastructure" in text
+    assert "AgentFailed" in text
     assert "warning call 1 failed" in text
 
 
