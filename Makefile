@@ -14,6 +14,8 @@ PYTEST_ARGS ?=
 
 # The agent is started as `python`: the one that has its packages.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Bytecode halves the start of verl: it is written at the installation, and for our own modules when they are first used.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help: ## this list
@@ -30,25 +32,25 @@ $(BIN)/uv: locks/bootstrap.txt
 ifeq ($(TORCH),cpu)
 $(VENV)/.torch-cpu: locks/torch.in $(BIN)/uv
 	@echo "torch: from uv's CPU backend, in place of the hashed lock locks/torch.txt"
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend cpu -r locks/torch.in
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --torch-backend cpu -r locks/torch.in
 	touch $@
 TORCH_STAMP := $(VENV)/.torch-cpu
 else
 $(VENV)/.torch-locked: locks/torch.txt $(BIN)/uv
 	@echo "torch: the CUDA build of the lock (4.6 GB on disk, runs on CPUs too; TORCH=cpu takes the small build)"
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r locks/torch.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r locks/torch.txt
 	touch $@
 TORCH_STAMP := $(VENV)/.torch-locked
 endif
 
 $(VENV)/.demo: locks/trainer.txt pyproject.toml $(TORCH_STAMP)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r locks/trainer.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes --no-deps -r locks/trainer.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps -e .
 	touch $@
 
 $(VENV)/.dev: locks/dev.txt pyproject.toml $(TORCH_STAMP)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r locks/dev.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes --no-deps -r locks/dev.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps -e .
 	touch $@
 
 .PHONY: install install-dev

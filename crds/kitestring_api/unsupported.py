@@ -115,15 +115,6 @@ NOT_YET: tuple[NotYet, ...] = (
     ),
     NotYet(
         names.KIND_TRAINING_RUN,
-        "spec.algorithm.loss.kl.coefficient",
-        "more than 0",
-        _is_positive,
-        "0",
-        "the penalty is not verified in this version",
-        "set coefficient: 0",
-    ),
-    NotYet(
-        names.KIND_TRAINING_RUN,
         "spec.algorithm.credit.kind",
         "discounted, perCall",
         _is_not("identical"),

@@ -22,7 +22,6 @@ CASES: tuple[tuple[dict[str, Any], str, Any], ...] = (
     ({"spec.algorithm.advantage": "gae"}, "spec.algorithm.advantage", "gae"),
     ({"spec.algorithm.advantage": "gae"}, "spec.algorithm.advantage", "gae"),
     ({"spec.algorithm.loss.kind": "gspo"}, "spec.algorithm.loss.kind", "gspo"),
-    ({"spec.algorithm.loss.kl.coefficient": 0.1}, "spec.algorithm.loss.kl.coefficient", 0.1),
     ({"spec.algorithm.credit.kind": "discounted"}, "spec.algorithm.credit.kind", "discounted"),
     (
         {"spec.algorithm.intermediateRewards": {"source": "agent"}},
