@@ -143,4 +143,6 @@ class ProtocolError(Message):
     """Body of every 4xx/5xx answer of the admin and queue routes."""
 
     error: str
-    reason: str = Field(description="stable, CamelCase: UnknownAttempt, EpochGone, Draining, AttemptClosed, Unauthorized, …")
+    reason: str = Field(
+        description="stable, CamelCase: UnknownAttempt, EpochGone, Draining, AttemptClosed, Unauthorized, …"
+    )

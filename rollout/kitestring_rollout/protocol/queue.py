@@ -61,7 +61,9 @@ class Finish(Message):
     ended: EndKind
     exit_code: int | None = None
     signal: int | None = None
-    message: str | None = Field(default=None, max_length=4096, description="for startFailed and the like: cause and remedy")
+    message: str | None = Field(
+        default=None, max_length=4096, description="for startFailed and the like: cause and remedy"
+    )
     output: str = Field(default="", description="what the pool reads back, cut at its maxBytes")
     output_truncated: bool = False
     log_tail: str = Field(default="", max_length=65536)
