@@ -93,8 +93,8 @@ class Algorithm(ApiModel):
     advantage: Advantage = Field(
         "grpo",
         description="grpo: reward less the mean of its group; rloo: less the mean of the others of its group; "
-        "reinforce++: less the mean of the batch, over its standard deviation; reinforce++-baseline: less the mean of its "
-        "group (0 for a group of one), whitened over the batch.",
+        "reinforce++: less the mean of the batch, over its standard deviation; reinforce++-baseline: less the mean of "
+        "its group (0 for a group of one), whitened over the batch.",
     )
     normalize_by_std: bool = Field(
         True, description="grpo: divide by the standard deviation of the group. Has no meaning for other advantages."

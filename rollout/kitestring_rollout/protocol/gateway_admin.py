@@ -95,7 +95,7 @@ class FencedAttempt(Message):
 
 
 class EndAttempt(Message):
-    """POST /admin/v1/attempts/{attempt}/end, after fence and scoring: writes `rollout.end`. Idempotent for equal bodies."""
+    """POST /admin/v1/attempts/{attempt}/end, after fence and scoring: writes `rollout.end`. Equal bodies may repeat."""
 
     outcome: str = Field(description="a failure class of kitestring_api.names.CLASSES")
     reason: str | None = Field(default=None, description="one line a user can read, for classes but Succeeded")

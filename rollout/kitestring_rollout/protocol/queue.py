@@ -55,7 +55,7 @@ EndKind = Literal["exited", "signalled", "deadline", "memory", "startFailed", "c
 
 
 class Finish(Message):
-    """POST /queue/v1/leases/{lease}/finish: the agent has ended and no process of it is left. 409 for a closed attempt."""
+    """POST /queue/v1/leases/{lease}/finish: the agent has ended, no process is left. 409 for a closed attempt."""
 
     attempt: str
     ended: EndKind
