@@ -115,7 +115,7 @@ class ExecutorContract:
         )
         finish = await self.run(start_executor, queue, code, lease={"deadline_seconds": 1.0})
         assert (finish.ended, finish.output) == ("deadline", "here\nbye\n")
-        assert 1.0 <= finish.seconds < 5
+        assert 1.0 <= finish.seconds < 15
 
     async def test_a_request_to_end_that_comes_at_once_is_heard(
         self, start_executor: StartExecutor, queue: FakeQueue
@@ -160,7 +160,7 @@ class ExecutorContract:
     ) -> None:
         finish = await self.run(start_executor, queue, "import os, time; os.fork() or time.sleep(600); print(1)")
         assert (finish.ended, finish.output) == ("exited", "1\n")
-        assert finish.seconds < 10
+        assert finish.seconds < 15
 
     async def test_a_hundred_megabytes_are_counted_and_forgotten(
         self, start_executor: StartExecutor, queue: FakeQueue
