@@ -6,6 +6,7 @@ their own: without them a caller waits for minutes; and without Ray's own proces
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -13,14 +14,18 @@ import ray
 from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 
+logger = logging.getLogger(__name__)
+
 INTERVAL_SECONDS = 1.0
 
 
 class ClusterWatch:
     """Calls `on_death(what)` once, from its own thread, when an actor or a Ray process is dead."""
 
-    def __init__(self, on_death: Callable[[str], None]) -> None:
+    def __init__(self, on_death: Callable[[str], None], look: Callable[[], list[str]] | None = None) -> None:
+        """`look` says what is dead; `dead_parts`, if not given."""
         self._on_death = on_death
+        self._dead_parts = look or dead_parts
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cluster-watch", daemon=True)
 
@@ -33,7 +38,15 @@ class ClusterWatch:
 
     def _run(self) -> None:
         while not self._closed.wait(INTERVAL_SECONDS):
-            dead = dead_parts()
+            try:
+                dead = self._dead_parts()
+            except Exception as error:
+                # The thread's boundary. Ray's state went away between two looks, or is not what we take it for: a watch
+                # that ended here would leave a run that hangs to itself.
+                if self._closed.is_set():
+                    return
+                logger.exception("the processes of the run cannot be looked at")
+                dead = [f"Ray, which does not say what lives ({type(error).__name__}: {error})"]
             if dead and not self._closed.is_set():
                 self._on_death(", ".join(dead))
                 return
