@@ -38,6 +38,15 @@ def test_names_are_those_of_the_original_files(model, tmp_path):
     assert weights.checkpoint_tensor_names(tmp_path) is None
 
 
+def test_a_tensor_that_does_not_come_is_an_error(model, tmp_path):
+    engine = weights.FolderEngine(0, is_master=True, root=str(tmp_path), model=str(model), dtype="float32")
+    tensors = load(model).state_dict()
+    del tensors["model.norm.weight"]
+    with pytest.raises(RuntimeError, match=r"version 3 lacks 1 of 20 tensors of .*: model\.norm\.weight"):
+        asyncio.run(engine.send_weights(iter(tensors.items()), global_steps=3))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_types(model, tmp_path):
     from safetensors.torch import load_file
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import struct
 from collections.abc import Generator
 from pathlib import Path
@@ -16,7 +15,6 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from kitestring_trainer.verl_backend import folders
 from kitestring_trainer.verl_backend.names import WEIGHTS_BACKEND
 
-logger = logging.getLogger(__name__)
 SHARD_BYTES = 5 * 10**9
 
 
@@ -48,7 +46,10 @@ class FolderEngine(CheckpointEngine):
                 tensors[name] = self._own_copy(tensor)
         if self._is_master:
             if wanted is not None and (missing := wanted - tensors.keys()):
-                logger.warning("version %s lacks tensors of %s: %s", global_steps, self._model, sorted(missing)[:8])
+                raise RuntimeError(
+                    f"version {global_steps} lacks {len(missing)} of {len(wanted)} tensors of {self._model}: "
+                    f"{', '.join(sorted(missing)[:8])}"
+                )
             self._write(global_steps, tensors)
         return {}
 
