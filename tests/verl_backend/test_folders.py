@@ -38,6 +38,41 @@ def test_a_crash_before_the_rename_is_no_folder_and_is_written_over(tmp_path):
     assert not half.exists()
 
 
+def test_what_a_folder_holds_is_flushed_before_it_appears(tmp_path, monkeypatch):
+    flushed = []
+    flush = folders._flush
+    monkeypatch.setattr(folders, "_flush", lambda path: (flushed.append(path), flush(path)))
+    with folders.WholeFolder(tmp_path / "state-000001", folders.STATE_MARKER, {}) as folder:
+        (folder / "actor" / "rank").mkdir(parents=True)
+        (folder / "actor" / "rank" / "file").write_text("x")
+    inside = [folder / "actor" / "rank" / "file", folder / "actor" / "rank", folder / "actor", folder]
+    assert [path for path in flushed if path in inside] == inside
+    assert folder / folders.STATE_MARKER in flushed
+    assert flushed[-1] == tmp_path
+
+
+@pytest.mark.parametrize("dies_at", [1, 2])
+def test_a_crash_while_one_is_replaced_leaves_one(tmp_path, monkeypatch, dies_at):
+    final = make(tmp_path / "state-000003", folders.STATE_MARKER, step=3)
+    calls = []
+    replace = type(final).replace
+
+    def dies(self, target):
+        calls.append(target)
+        if len(calls) == dies_at:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(type(final), "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        make(final, folders.STATE_MARKER, step=3, again=True)
+    monkeypatch.undo()
+    assert folders.newest_state(tmp_path) == final
+    assert folders.read_marker(final, folders.STATE_MARKER) == {"step": 3}
+    folders.prune(tmp_path, "state-", folders.STATE_MARKER, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["state-000003"], "what was half written goes"
+
+
 def test_newest_state_and_what_is_kept(tmp_path):
     for step in (1, 2, 10):
         make(folders.state_folder(tmp_path, step), folders.STATE_MARKER, step=step)

@@ -35,13 +35,17 @@ class WholeFolder:
             shutil.rmtree(self._temporary, ignore_errors=True)
             return
         (self._temporary / self._marker).write_text(json.dumps(dict(self._content), indent=2) + "\n")
-        for path in sorted(self._temporary.rglob("*")):
-            if path.is_file():
-                _flush(path)
-        # A folder of the same name is one that an earlier life of the run wrote for the same step.
-        shutil.rmtree(self._final, ignore_errors=True)
+        for path in sorted(self._temporary.rglob("*"), reverse=True):  # what a folder holds comes before the folder
+            _flush(path)
+        _flush(self._temporary)
+        # A folder of the same name is one that an earlier life of the run wrote for the same step. It goes last.
+        aside = self._final.with_name(f".{self._final.name}.old")
+        if self._final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            self._final.replace(aside)
         self._temporary.replace(self._final)
         _flush(self._final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
@@ -78,6 +82,9 @@ def prune(root: Path, prefix: str, marker: str, keep: int) -> None:
     """Remove all complete folders but the newest `keep`, and what a crash left half written."""
     for folder in complete(root, prefix, marker)[:-keep] if keep else []:
         shutil.rmtree(folder)
+    for kind in ("part", "old"):
+        for folder in root.glob(f".{prefix}[0-9]*.{kind}"):
+            shutil.rmtree(folder)
 
 
 def drop_later(root: Path, prefix: str, number: int) -> None:
@@ -88,7 +95,12 @@ def drop_later(root: Path, prefix: str, number: int) -> None:
 
 
 def newest_state(root: Path) -> Path | None:
-    """The resumable state to go on from; None when there is none."""
+    """The resumable state to go on from; None when there is none. For the process that writes them: one that a crash
+    left aside while it was replaced is put back."""
+    for aside in root.glob(".state-[0-9]*.old"):
+        final = root / aside.name.removeprefix(".").removesuffix(".old")
+        if not final.exists():
+            aside.replace(final)
     states = complete(root, "state-", STATE_MARKER)
     return states[-1] if states else None
 
