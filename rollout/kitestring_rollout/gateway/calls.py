@@ -19,7 +19,7 @@ from kitestring_rollout.gateway.holds import Gates
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.models import Models
 from kitestring_rollout.gateway.ready import ReadyResponse
-from kitestring_rollout.gateway.recorder import Recorder
+from kitestring_rollout.gateway.recorder import Recorder, settle
 from kitestring_rollout.gateway.relay import relay
 from kitestring_rollout.gateway.request import CallRules, prepare, read_body
 from kitestring_rollout.gateway.retries import BodyKey, Entry, ReplayMemory, body_key
@@ -156,7 +156,7 @@ class Calls:
         session, entry = call.session, call.entry
         call.leave()
         if outcome == "undelivered":
-            session.undelivered[call.seq] = call.record(outcome)
+            settle(call, outcome)
             self._memory.keep(entry, session.recent)
             return
         if outcome == "ok":

@@ -29,6 +29,9 @@ from kitestring_rollout.traces.records import (
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM reports where it has none."""
 
+NO_NUMBERS: Final = (None,)
+"""In place of a list that is none: what it is part of has no ids or logprobs then."""
+
 
 class MalformedReply(ValueError):
     """The model server's reply is not of OpenAI's shape; the message says how."""
@@ -46,7 +49,7 @@ class Captured:
 @dataclass(slots=True)
 class _Choice:
     index: int
-    ids: list[int] = field(default_factory=list)
+    ids: list[Any] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     versions: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
@@ -80,6 +83,7 @@ class Capture:
                 message = raw.get("message")
                 if not isinstance(message, dict):
                     raise MalformedReply("a choice has no message")
+                _check_tool_calls(message.get("tool_calls"))
                 choice.message = message
             else:
                 choice.text.append(_text(raw.get("text")))
@@ -114,14 +118,16 @@ class Capture:
             choice = self._choices[index] = _Choice(index)
         ids = raw.get("token_ids")
         if ids:
-            choice.ids.extend(ids)
+            choice.ids.extend(ids if isinstance(ids, list) else NO_NUMBERS)
         logprobs = raw.get("logprobs")
         if isinstance(logprobs, dict):
             if self._api == "chat":
-                for item in logprobs.get("content") or ():
-                    choice.logprobs.append(item.get("logprob"))
+                content = logprobs.get("content") or ()
+                for item in content if isinstance(content, list) else NO_NUMBERS:
+                    choice.logprobs.append(item.get("logprob") if isinstance(item, dict) else None)
             else:
-                choice.logprobs.extend(logprobs.get("token_logprobs") or ())
+                values = logprobs.get("token_logprobs") or ()
+                choice.logprobs.extend(values if isinstance(values, list) else NO_NUMBERS)
         versions = raw.get("weight_versions")
         if versions:
             choice.versions = versions
@@ -169,6 +175,11 @@ def _choices_of(reply: Json) -> list[Any]:
     if not isinstance(choices, list):
         raise MalformedReply("the reply has no list of choices")
     return choices
+
+
+def _check_tool_calls(calls: Any) -> None:
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise MalformedReply("a message's tool_calls is no list of objects")
 
 
 def _pieces(choice: _Choice) -> int:

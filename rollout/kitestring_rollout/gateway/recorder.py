@@ -43,4 +43,18 @@ class Recorder:
 
     def _one(self) -> None:
         call, outcome = self._waiting.popleft()
-        call.session.record(call.record(outcome))
+        settle(call, outcome)
+
+
+def settle(call: Call, outcome: Outcome) -> None:
+    """Makes the record of a call that has left. It never fails: others' calls are recorded in the same turn."""
+    session = call.session
+    try:
+        record = call.record(outcome)
+    except Exception as bug:  # noqa: BLE001
+        session.fail_to_record(call.seq, outcome, bug, nonconforming=bool(call.prepared.nonconforming))
+        return
+    if outcome == "undelivered":
+        session.undelivered[call.seq] = record
+    else:
+        session.record(record)

@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from kitestring_rollout.gateway.call import Call
-from kitestring_rollout.gateway.capture import MalformedReply
+from kitestring_rollout.gateway.capture import Capture, MalformedReply
 from kitestring_rollout.gateway.errors import Refusal, UpstreamRefusal, error_body, normalised_error, upstream_failed
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.ready import JSON_HEAD, STREAM_HEAD, ReadyResponse, begin
@@ -47,10 +47,11 @@ async def _whole(request: web.BaseRequest, reply: aiohttp.ClientResponse, call: 
     try:
         body = _parsed(raw, call)
         call.capture.whole(body)
+        strip_whole(body, call.prepared.asked, call.requested_model)
+        answer = Answer(JSON_HEAD, _written(body))
     except MalformedReply as error:
+        call.capture = Capture(call.api)  # what could not be read or written cannot be recorded
         raise upstream_failed(f"the model server's reply cannot be read: {error}", "upstream_malformed") from None
-    strip_whole(body, call.prepared.asked, call.requested_model)
-    answer = Answer(JSON_HEAD, orjson.dumps(body))
     call.finished = True
     call.entry.stop(answer)
     call.status = 200
@@ -119,11 +120,11 @@ class _Stream:
             try:
                 chunk = _chunk(data, call)
                 call.capture.chunk(chunk)
+                if strip_chunk(chunk, asked, requested):
+                    out.append(event(_written(chunk)))
             except MalformedReply as found:
                 problem = found
                 break
-            if strip_chunk(chunk, asked, requested):
-                out.append(event(orjson.dumps(chunk)))
         if out:
             if call.first_chunk is None:
                 call.first_chunk = time.time_ns()
@@ -158,6 +159,14 @@ def _parsed(raw: bytes, call: Call) -> Json:
     if not isinstance(parsed, dict):
         raise MalformedReply("not an object")
     return parsed
+
+
+def _written(reply: Json) -> bytes:
+    """JSON can be read deeper than it can be written."""
+    try:
+        return orjson.dumps(reply)
+    except orjson.JSONEncodeError as error:
+        raise MalformedReply(f"nested too deep: {error}") from None
 
 
 async def _error(reply: aiohttp.ClientResponse, call: Call) -> Refusal:

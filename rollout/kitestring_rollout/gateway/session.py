@@ -27,6 +27,8 @@ NO_HASH = bytes(32)
 FLOOD = 2
 """Requests of an attempt that may be read and served at once, as a multiple of its concurrent calls: each may hold a
 body in memory, and retries that join a call are no calls."""
+PAST_DEADLINE_SECONDS = 30.0
+"""The exporter says of every span by its deadline, or a little later, what became of it; a fence waits no longer."""
 UNSEEN_ACKNOWLEDGEMENTS = 64
 """A callback per span would cost more than a look at so many spans at a time."""
 
@@ -96,16 +98,20 @@ class Session:
         try:
             span = self._encoder.encode(record)
         except Exception as bug:  # noqa: BLE001
-            # One attempt fails for it, visibly; the calls of the others, which are recorded here as well, do not.
-            _log.exception("call %d of attempt %s cannot be recorded", record.seq, record.attempt)
-            self.attempt.lose(f"call {record.seq} cannot be recorded: {type(bug).__name__}: {bug}")
-            self.attempt.settle(record.seq, NO_HASH, record.outcome, nonconforming=nonconforming)
+            self.fail_to_record(record.seq, record.outcome, bug, nonconforming=nonconforming)
             return
         self.attempt.settle(record.seq, span.payload_sha256, record.outcome, nonconforming=nonconforming)
         self._submit(span)
         if record.outcome == "ok":
             self.attempt.hear(spoken(record), trained=record.trained)
         self.metrics.recorded(record)
+
+    def fail_to_record(self, seq: int, outcome: str, bug: Exception, *, nonconforming: bool) -> None:
+        """One attempt fails for a record that cannot be made, visibly; the calls of others are recorded nonetheless."""
+        attempt = self.attempt
+        _log.error("call %d of attempt %s cannot be recorded", seq, self.identity.attempt, exc_info=bug)
+        attempt.lose(f"call {seq} cannot be recorded: {type(bug).__name__}: {str(bug)[:500]}")
+        attempt.settle(seq, NO_HASH, outcome, nonconforming=nonconforming)
 
     def deliver_late(self, seq: int) -> None:
         """A retry fetched the reply of a call that had not been delivered."""
@@ -147,10 +153,14 @@ class Session:
             self.record(record)
         self.undelivered.clear()
         self.attempt.finish_fence()
-        if self._pending:
-            await asyncio.wait(self._pending)
-            self._see_acknowledgements()
         attempt = self.attempt
+        if self._pending:
+            self.exporter.hurry()
+            _, late = await asyncio.wait(self._pending, timeout=self.exporter.deadline_seconds + PAST_DEADLINE_SECONDS)
+            self._see_acknowledgements()
+            if late:
+                _log.error("attempt %s: %d spans are neither durable nor lost", self.identity.attempt, len(late))
+                attempt.lose(f"{len(late)} spans were neither durable nor lost long after their deadline")
         return FencedAttempt(
             attempt=self.identity.attempt,
             epoch=self.identity.epoch,
