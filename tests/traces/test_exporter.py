@@ -223,3 +223,29 @@ async def test_a_waiter_that_went_away_does_no_harm() -> None:
         gone.cancel()
         await stays
         assert exporter.counts.acknowledged == 2
+
+
+@pytest.mark.parametrize("halves", [False, True])
+async def test_a_bug_while_sending_loses_the_batch_and_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, halves: bool
+) -> None:
+    tries = 0
+
+    async def broken(self: GroupCommitExporter, body: bytes, deadline: float) -> tuple[str | None, float | None]:
+        nonlocal tries
+        tries += 1
+        if halves and tries == 1:
+            return "HTTP 400: too much", None
+        if halves and tries == 2:
+            return None, None
+        raise ZeroDivisionError("a bug")
+
+    async with stub_collector() as stub, GroupCommitExporter(stub.url, linger_seconds=0) as exporter:
+        with monkeypatch.context() as patched:
+            patched.setattr(GroupCommitExporter, "_try", broken)
+            futures = [exporter.submit(span(name)) for name in ("a", "b")]
+            done = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 20)
+        assert [isinstance(one, SpanLost) for one in done] == [not halves, True]
+        assert "ZeroDivisionError" in str(done[1]) and "ZeroDivisionError" in caplog.text
+        assert (exporter.pending_spans, exporter.pending_bytes) == (0, 0)
+        await exporter.submit(span("c"))

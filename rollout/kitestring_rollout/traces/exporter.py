@@ -52,6 +52,9 @@ class _Batch:
     """Monotonic; of the oldest span."""
 
 
+_Part = tuple[Sequence[bytes], Sequence[asyncio.Future[None]]]
+
+
 class GroupCommitExporter:
     """Exports to one OTLP/HTTP endpoint; use it as an async context manager, in one event loop.
 
@@ -79,7 +82,7 @@ class GroupCommitExporter:
         if credential is not None:
             self._headers["Authorization"] = f"Bearer {credential}"
         self._resource = resource or {}
-        self._deadline = deadline_seconds
+        self.deadline_seconds = deadline_seconds
         self._max_pending = max_pending_bytes
         self._max_request = max_request_bytes
         self._linger = linger_seconds
@@ -128,7 +131,7 @@ class GroupCommitExporter:
             self._flush()
             batch = self._batch
         if not batch.spans:
-            batch.deadline = time.monotonic() + self._deadline
+            batch.deadline = time.monotonic() + self.deadline_seconds
         batch.spans.append(span.data)
         batch.futures.append(future)
         batch.size += size
@@ -158,30 +161,44 @@ class GroupCommitExporter:
             self._batch = _Batch()
 
     async def _send_in_turn(self, batch: _Batch) -> None:
-        async with self._slots:
-            await self._send(batch.spans, batch.futures, batch.deadline)
+        parts: list[_Part] = [(batch.spans, batch.futures)]
+        try:
+            async with self._slots:
+                while parts:
+                    rest = await self._send(*parts[-1], batch.deadline)
+                    parts[-1:] = reversed(rest)
+        except BaseException as bug:
+            # Someone waits for every span: whatever happens here, they hear what became of it.
+            _log.exception("the export of a batch failed")
+            for spans, futures in parts:
+                self._settle(spans, futures, f"the export failed: {type(bug).__name__}: {bug}")
+            if not isinstance(bug, Exception):
+                raise
 
-    async def _send(self, spans: Sequence[bytes], futures: Sequence[asyncio.Future[None]], deadline: float) -> None:
+    async def _send(
+        self, spans: Sequence[bytes], futures: Sequence[asyncio.Future[None]], deadline: float
+    ) -> tuple[_Part, ...]:
+        """Settles the spans, or gives them back in the parts that are to be sent instead."""
         body = export_request(spans, self._resource)
         attempt = 0
         while True:
             problem, retry_after = await self._try(body, deadline)
             if problem is None:
                 self._settle(spans, futures, None)
-                return
+                return ()
             if retry_after is None:
                 if len(spans) > 1 and problem.startswith(tuple(f"HTTP {status}" for status in _TOO_MUCH)):
                     half = len(spans) // 2
-                    await self._send(spans[:half], futures[:half], deadline)
-                    await self._send(spans[half:], futures[half:], deadline)
-                else:
-                    self._settle(spans, futures, f"the collector refused it: {problem}")
-                return
+                    return (spans[:half], futures[:half]), (spans[half:], futures[half:])
+                self._settle(spans, futures, f"the collector refused it: {problem}")
+                return ()
             backoff = min(_FIRST_BACKOFF_SECONDS * 2.0**attempt, _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311
             wait = max(backoff, retry_after)
             if time.monotonic() + wait >= deadline:
-                self._settle(spans, futures, f"the collector did not take it within {self._deadline:g} s: {problem}")
-                return
+                self._settle(
+                    spans, futures, f"the collector did not take it within {self.deadline_seconds:g} s: {problem}"
+                )
+                return ()
             attempt += 1
             self.counts.retries += 1
             _log.warning("export of %d spans failed (%s); trying again in %.2f s", len(spans), problem, wait)
