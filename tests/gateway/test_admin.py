@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import openai
+import orjson
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from kitestring_rollout.gateway import app
+from kitestring_rollout.gateway import process as process_module
+from kitestring_rollout.gateway import session as session_module
+from kitestring_rollout.gateway.call import Call
+from kitestring_rollout.gateway.process import Process
+from kitestring_rollout.gateway.session import Session
+from kitestring_rollout.protocol.gateway_admin import FencedAttempt
 from kitestring_rollout.traces.codec import digest
 from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan
 from kitestring_rollout.traces.identity import root_span_id, trace_id
-from kitestring_rollout.traces.records import CallRecord
+from kitestring_rollout.traces.records import CallRecord, Outcome
 from tests.gateway.conftest import Gateway, Opened, Start, chat, opening, until
 from tests.gateway.policy import Plan
 
@@ -165,6 +174,82 @@ async def test_a_call_that_cannot_be_recorded_costs_its_attempt_and_no_other(
     assert "Traceback" in caplog.text
 
 
+async def test_a_bug_in_what_is_recorded_of_one_call_costs_nobody_else(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the calls that wait to be recorded behind it, nor the fences and metrics that flush them."""
+    make = Call.record
+
+    def failing(call: Call, outcome: Outcome) -> CallRecord:
+        if call.session.identity.attempt == bad.attempt:
+            raise TypeError("a bug")
+        return make(call, outcome)
+
+    bad, good = await gateway.open(), await gateway.open()
+    monkeypatch.setattr(Call, "record", failing)
+    for opened in (bad, good, bad):
+        assert (await gateway.post(opened, chat()))[0] == 200
+    assert b"kitestring" in gateway.process.metrics_text()
+    assert (await gateway.fence(good))["lost"] is None
+    fenced = await gateway.fence(bad)
+    assert (fenced["n_calls"], fenced["lost"]) == (2, "call 1 cannot be recorded: TypeError: a bug")
+    assert (await end(gateway, bad, outcome="Infrastructure", reward=None, reward_source=None))[0] == 200
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"tool_calls": 5},
+        {"tool_calls": [5]},
+        {"tool_calls": {}},
+        {"content": orjson.Fragment(b"[" * 500 + b"]" * 500)},
+    ],
+)
+@pytest.mark.parametrize("model", ["judge", "policy"])
+async def test_a_reply_of_no_shape_costs_its_own_call_at_most(
+    gateway: Gateway, message: dict[str, Any], model: str
+) -> None:
+    strange = {"role": "assistant", "content": "x", **message}
+    body = orjson.dumps({"id": "1", "choices": [{"index": 0, "message": strange, "finish_reason": "stop"}]})
+    for server in (gateway.frozen, gateway.policy):
+        server.say(Plan(body=body), Plan())
+    bad, good = await gateway.open(), await gateway.open()
+    status, answer = await gateway.post(bad, chat(model=model))
+    assert (status, answer["error"]["code"]) == (502, "upstream_malformed")
+    assert (await gateway.post(good, chat(model=model)))[0] == 200
+    fenced = await gateway.fence(bad)
+    assert (fenced["calls"]["failed"], fenced["lost"]) == (1, None)
+    assert (await gateway.fence(good))["calls"]["ok"] == 1
+
+
+@pytest.mark.parametrize("field", [{"token_ids": 5}, {"logprobs": {"content": 5}}, {"logprobs": {"content": [5]}}])
+async def test_a_choice_of_no_shape_costs_its_own_call_at_most(gateway: Gateway, field: dict[str, Any]) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, **field}
+    gateway.policy.say(Plan(body=orjson.dumps({"choices": [choice]})))
+    opened = await gateway.open()
+    assert (await gateway.post(opened, chat()))[0] in (200, 502)
+    fenced = await gateway.fence(opened)
+    assert (fenced["n_calls"], fenced["lost"]) == (1, None)
+
+
+async def test_a_fence_does_not_wait_for_ever(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = await gateway.open()
+    monkeypatch.setattr(gateway.process.exporter, "submit", lambda span: asyncio.get_running_loop().create_future())
+    monkeypatch.setattr(gateway.process.exporter, "deadline_seconds", 0.0)
+    monkeypatch.setattr(session_module, "PAST_DEADLINE_SECONDS", 0.01)
+    await gateway.post(opened, chat())
+    assert "neither durable nor lost" in (await gateway.fence(opened))["lost"]
+
+
+async def test_a_fence_does_not_wait_for_company(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans that linger for others' are sent when a fence waits for them."""
+    monkeypatch.setattr(gateway.process.exporter, "_linger", 600.0)
+    opened = await gateway.open()
+    await gateway.post(opened, chat())
+    assert (await asyncio.wait_for(gateway.fence(opened), 20))["lost"] is None
+
+
 async def test_a_short_outage_of_the_collector_loses_nothing(gateway: Gateway) -> None:
     opened = await gateway.open()
     gateway.collector.status = 503
@@ -251,3 +336,45 @@ async def test_an_attempt_that_nobody_ends_is_dropped_long_after_its_token_expir
     await gateway.process.drop_abandoned(session.attempt.expires + 601)
     assert len(gateway.process.registry) == 0
     assert (await gateway.post(opened, chat()))[0] == 410
+
+
+async def test_an_abandoned_attempt_whose_fence_fails_is_dropped_and_keeps_no_other(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, hanging, _ = [await gateway.open(lifetime_seconds=10) for _ in range(3)]
+    fence = Session.fence
+
+    async def failing(session: Session) -> FencedAttempt:
+        if session.identity.attempt == bad.attempt:
+            raise RuntimeError("a bug")
+        if session.identity.attempt == hanging.attempt:
+            await asyncio.Event().wait()
+        return await fence(session)
+
+    monkeypatch.setattr(Session, "fence", failing)
+    monkeypatch.setattr(process_module, "LETTING_GO_SECONDS", 0.05)
+    await gateway.process.drop_abandoned(time.time() + 700)
+    assert len(gateway.process.registry) == 0
+    assert b"attempts_abandoned_total 3.0" in gateway.process.metrics_text()
+    assert f"attempt {bad.attempt} cannot be fenced" in caplog.text and "RuntimeError: a bug" in caplog.text
+    assert f"attempt {hanging.attempt} cannot be fenced" in caplog.text
+
+
+async def test_the_sweeper_outlives_a_sweep_that_fails(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweeps = 0
+    third = asyncio.Event()
+
+    async def failing(process: Process, now: float) -> None:
+        nonlocal sweeps
+        sweeps += 1
+        if sweeps == 3:
+            third.set()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(app, "SWEEP_SECONDS", 0.001)
+    monkeypatch.setattr(Process, "drop_abandoned", failing)
+    async with start():
+        await asyncio.wait_for(third.wait(), 20)
+    assert "RuntimeError: a bug" in caplog.text

@@ -138,7 +138,10 @@ async def _listen(stack: contextlib.AsyncExitStack, runner: web.BaseRunner, list
 async def _sweep(process: Process) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
-        await process.drop_abandoned(time.time())
+        try:
+            await process.drop_abandoned(time.time())
+        except Exception:  # noqa: BLE001
+            _log.exception("attempts that nobody ended could not be dropped; the next sweep tries again")
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
@@ -157,7 +160,7 @@ async def _drain(process: Process) -> int:
         left = len(process.registry)
         _log.error("%d attempts were still open after %g s; they are lost", left, process.config.drain_seconds)
         for session in process.registry:
-            await session.fence()
+            await process.fence_or_log(session)
         return names.EXIT_FAILED
     return names.EXIT_OK
 

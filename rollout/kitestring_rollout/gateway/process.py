@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
+from typing import Final
 
 from kitestring_rollout.gateway.config import GatewayConfig
 from kitestring_rollout.gateway.holds import Gates
@@ -18,6 +20,9 @@ from kitestring_rollout.protocol.gateway_admin import GatewayStatus
 from kitestring_rollout.traces.exporter import GroupCommitExporter
 
 _log = logging.getLogger(__name__)
+
+LETTING_GO_SECONDS: Final = 120.0
+"""A fence waits for acknowledgements, up to the exporter's deadline; more than this, it hangs."""
 
 
 class Process:
@@ -54,12 +59,22 @@ class Process:
     async def drop_abandoned(self, now: float) -> None:
         """Closes attempts that nobody ended long after their tokens expired; without an end record they are lost."""
         for session in self.registry:
-            if now > session.attempt.expires + self.config.abandoned_seconds:
-                _log.error("attempt %s was never ended; dropped", session.identity.attempt)
+            attempt = session.identity.attempt
+            if now <= session.attempt.expires + self.config.abandoned_seconds or self.registry.find(attempt) is None:
+                continue
+            _log.error("attempt %s was never ended; dropped", attempt)
+            await self.fence_or_log(session)
+            self.memory.drop_all(session.recent)
+            self.registry.drop(attempt)
+            self.metrics.abandoned.inc()
+
+    async def fence_or_log(self, session: Session) -> None:
+        """For an attempt that is let go of in any case: one whose fence fails, or hangs, keeps no other from it."""
+        try:
+            async with asyncio.timeout(LETTING_GO_SECONDS):
                 await session.fence()
-                self.memory.drop_all(session.recent)
-                self.registry.drop(session.identity.attempt)
-                self.metrics.abandoned.inc()
+        except Exception:  # noqa: BLE001
+            _log.exception("attempt %s cannot be fenced", session.identity.attempt)
 
     def status(self) -> GatewayStatus:
         self.recorder.flush()
