@@ -62,6 +62,43 @@ async def test_concurrent_calls(gateway: Gateway) -> None:
     assert (await gateway.post(opened, chat()))[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("model", "limits"),
+    [("policy", {"tokens": 100}), ("judge", {"tokens": 100}), ("judge", {"frozen_tokens": {"judge": 100}})],
+)
+async def test_tokens_hold_for_calls_at_the_same_time(gateway: Gateway, model: str, limits: dict[str, Any]) -> None:
+    """What a call may generate is set aside for it; what it did not use comes back."""
+    opened = await gateway.open(limits=limits)
+    server = gateway.policy if model == "policy" else gateway.frozen
+    goes_on = asyncio.Event()
+    server.say(Plan(before=goes_on), Plan(before=goes_on), Plan())
+    asked = chat(model=model, max_tokens=60)
+    calls = [asyncio.create_task(gateway.post(opened, asked)) for _ in range(2)]
+    await until(lambda: len(server.requests) == 2)
+    assert [request["max_tokens"] for request in server.requests] == [60, 40]
+    async with gateway.http.post(opened.base_url + "/v1/chat/completions", json=asked) as reply:
+        assert (reply.status, (await reply.json())["error"]["code"]) == (429, "tokens_reserved")
+        assert reply.headers["Retry-After"] == "1" and "x-should-retry" not in reply.headers
+    goes_on.set()
+    assert [(await call)[0] for call in calls] == [200, 200]
+    assert (await gateway.post(opened, asked))[0] == 200
+    assert server.requests[-1]["max_tokens"] == 60
+    session = gateway.process.registry.find(opened.attempt)
+    assert session is not None
+    assert session.attempt.reserved == 0 and not any(session.attempt.frozen_reserved.values())
+
+
+async def test_calls_that_end_early_give_back_what_was_set_aside(gateway: Gateway) -> None:
+    opened = await gateway.open(limits={"tokens": 100})
+    gateway.policy.say(Plan(before=asyncio.Event()), Plan(status=500), Plan())
+    call = asyncio.create_task(gateway.post(opened, chat(max_tokens=100)))
+    await asyncio.wait_for(gateway.policy.arrived.wait(), 5)
+    call.cancel()
+    await asyncio.wait_for(gateway.left.wait(), 5)
+    assert (await gateway.post(opened, chat(max_tokens=100)))[0] == 500
+    assert (await gateway.post(opened, chat(max_tokens=100)))[0] == 200
+
+
 async def begin_upload(gateway: Gateway, opened: Opened) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A request whose body never ends, as far as it goes."""
     url = URL(opened.base_url)

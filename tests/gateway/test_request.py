@@ -29,10 +29,11 @@ def made(
     model: Model = TRAINED,
     mode: str = "train",
     media: tuple[str, ...] = (),
+    room: int = 1_000_000,
     **sampling: Any,
 ) -> tuple[dict[str, Any], Prepared]:
     whole = {"model": "policy", **({"messages": MESSAGES} if api == "chat" else {"prompt": "hi"}), **body}
-    prepared = prepare(whole, api, model, mode, CallRules(Sampling(**sampling), media))
+    prepared = prepare(whole, api, model, mode, CallRules(Sampling(**sampling), media), room=room)
     return orjson.loads(prepared.payload), prepared
 
 
@@ -314,7 +315,7 @@ def test_whatever_an_agent_sends_is_refused_or_can_be_recorded(
 ) -> None:
     body = read_body(orjson.dumps({**fields, "model": "policy", "messages": messages}))
     try:
-        prepared = prepare(body, "chat", model, "train", CallRules(Sampling()))
+        prepared = prepare(body, "chat", model, "train", CallRules(Sampling()), room=1_000_000)
     except Refusal as refusal:
         assert refusal.status == 400
         return
@@ -370,3 +371,35 @@ def test_stops_are_bounded(api: Api, field: str, value: Any) -> None:
 def test_stops_within_the_bounds_pass() -> None:
     sent, _ = made({"stop": ["x" * 256] * 4, "stop_token_ids": [1] * 128})
     assert (len(sent["stop"]), len(sent["stop_token_ids"])) == (4, 128)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "room", "sent", "reserve"),
+    [
+        (FROZEN, {"max_tokens": 500, "n": 4}, 1000, {"max_tokens": 250, "n": 4}, 1000),
+        (FROZEN, {"max_tokens": 500, "n": 4}, 3, {"max_tokens": 1, "n": 3}, 3),
+        (FROZEN, {"max_tokens": 500, "max_completion_tokens": 7}, 100, {"max_completion_tokens": 7}, 7),
+        (FROZEN, {"max_tokens": 500}, 10_000, {"max_tokens": 500}, 500),
+        (FROZEN, {}, 100, {"max_completion_tokens": 100}, 100),
+        (FROZEN, {}, 10_000, {"max_completion_tokens": None}, 1024),
+        (FROZEN, {"max_tokens": 5}, 0, {"max_tokens": 1}, 1),
+        (TRAINED, {"max_tokens": 500, "n": 2}, 100, {"max_tokens": 50, "n": 2}, 100),
+        (TRAINED, {}, 100, {"max_completion_tokens": None}, 100),
+        (TRAINED, {"max_tokens": 5, "n": 2}, 1000, {"max_tokens": 5}, 10),
+    ],
+)
+def test_what_a_call_may_generate_is_bounded_by_what_is_left(
+    model: Model, asked: dict[str, Any], room: int, sent: dict[str, Any], reserve: int
+) -> None:
+    found, prepared = made(asked, model=model, room=room)
+    assert ({field: found.get(field) for field in sent}, prepared.reserve) == (sent, reserve)
+
+
+def test_every_sample_of_a_completion_counts() -> None:
+    found, prepared = made({"best_of": 20, "max_tokens": 100}, model=FROZEN, api="completions", room=1000)
+    assert (found["max_tokens"], prepared.reserve) == (50, 1000)
+
+
+@pytest.mark.parametrize("n", [0, 129, "2", 1.5, True])
+def test_the_number_of_choices_is_bounded_for_every_model(n: Any) -> None:
+    assert refused({"n": n}, model=FROZEN).param == "n"

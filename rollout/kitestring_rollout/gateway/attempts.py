@@ -42,6 +42,9 @@ class Attempt:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     frozen_tokens: dict[str, int] = field(default_factory=dict)
+    reserved: int = 0
+    """Completion tokens that the calls in flight may still generate."""
+    frozen_reserved: dict[str, int] = field(default_factory=dict)
     span_bytes: int = 0
     last_message: str | None = None
     _policy_spoke: bool = False
@@ -64,8 +67,18 @@ class Attempt:
         if self.state is not State.OPEN:
             raise Refusal(410, "attempt_closed", "the attempt has been closed")
 
-    def admit(self, model: str, *, frozen: bool) -> int:
-        """The number of a new call to `model`; Refusal 410 when closed, 429 with the limit's code when over one."""
+    def room(self, model: str, *, frozen: bool) -> int:
+        """Tokens that a new call to `model` may use; not above 0 when there are none."""
+        left = self.limits.tokens - self.prompt_tokens - self.completion_tokens - self.reserved
+        bound = self.limits.frozen_tokens.get(model) if frozen else None
+        if bound is None:
+            return left
+        return min(left, bound - self.frozen_tokens.get(model, 0) - self.frozen_reserved.get(model, 0))
+
+    def admit(self, model: str, *, frozen: bool, reserve: int = 0) -> int:
+        """The number of a new call to `model` that may generate `reserve` tokens; Refusal 410 when closed, 429 with
+        the limit's code when over one. What calls in flight have reserved and do not use comes back: a client may ask
+        again."""
         self.check_open()
         limits = self.limits
         if len(self.hashes) >= limits.calls:
@@ -78,16 +91,26 @@ class Attempt:
             bound = limits.frozen_tokens.get(model)
             if bound is not None and self.frozen_tokens.get(model, 0) >= bound:
                 raise _over("frozen_tokens_limit", f"the attempt's limit of {bound} tokens of {model!r} is used up")
+        if self.room(model, frozen=frozen) <= 0:
+            raise _over(
+                "tokens_reserved", "the tokens left to the attempt are reserved by its calls in flight", again=True
+            )
+        self.reserved += reserve
+        if frozen and reserve:
+            self.frozen_reserved[model] = self.frozen_reserved.get(model, 0) + reserve
         self.hashes.append(None)
         self.in_flight += 1
         return len(self.hashes)
 
-    def leave(self, model: str, *, frozen: bool, prompt_tokens: int, completion_tokens: int) -> None:
-        """A call is no longer in flight; its tokens count from now on."""
+    def leave(self, model: str, *, frozen: bool, prompt_tokens: int, completion_tokens: int, reserved: int = 0) -> None:
+        """A call is no longer in flight: its tokens count from now on, in place of what it had reserved."""
         self.in_flight -= 1
+        self.reserved -= reserved
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
         if frozen:
+            if reserved:
+                self.frozen_reserved[model] -= reserved
             self.frozen_tokens[model] = self.frozen_tokens.get(model, 0) + prompt_tokens + completion_tokens
 
     def settle(self, seq: int, payload_hash: bytes, outcome: str, *, nonconforming: bool) -> None:
@@ -149,5 +172,6 @@ def _known(seq: int, value: bytes | None) -> bytes:
     return value
 
 
-def _over(code: str, message: str) -> Refusal:
-    return Refusal(429, code, message, kind="limit_exceeded")
+def _over(code: str, message: str, *, again: bool = False) -> Refusal:
+    headers = {"Retry-After": "1"} if again else None
+    return Refusal(429, code, message, kind="limit_exceeded", retry=again, headers=headers)

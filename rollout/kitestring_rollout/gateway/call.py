@@ -57,7 +57,11 @@ class Call:
         self.tokens = (prompt, completion)
         self.ended = time.time_ns()
         self.session.attempt.leave(
-            self.model.name, frozen=not self.model.trained, prompt_tokens=prompt, completion_tokens=completion
+            self.model.name,
+            frozen=not self.model.trained,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reserved=self.prepared.reserve,
         )
 
     def record(self, outcome: Outcome) -> CallRecord:

@@ -76,8 +76,10 @@ class Calls:
     ) -> Call:
         body = read_body(raw)
         requested, model = self._models.named_in(body)
-        prepared = prepare(body, api, model, session.identity.mode, self._rules)
-        seq = session.attempt.admit(model.name, frozen=not model.trained)
+        attempt, frozen = session.attempt, not model.trained
+        room = attempt.room(model.name, frozen=frozen)
+        prepared = prepare(body, api, model, session.identity.mode, self._rules, room=room)
+        seq = attempt.admit(model.name, frozen=frozen, reserve=prepared.reserve)
         self._metrics.total_calls += 1
         entry = Entry(seq, key, idempotency)
         session.recent.add(entry)

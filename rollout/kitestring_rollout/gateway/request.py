@@ -42,6 +42,12 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 256
 MAX_STOP_TOKENS: Final = 128
 MAX_N: Final = 128
+TOKEN_FIELDS: Final[dict[Api, tuple[str, ...]]] = {
+    "chat": ("max_completion_tokens", "max_tokens"),
+    "completions": ("max_tokens",),
+}
+UNBOUNDED_TOKENS: Final = 1024
+"""Set aside for each choice of a request that does not bound its reply."""
 RECORD_DEPTH: Final = 8
 """A record may nest a message so much deeper than the request does."""
 
@@ -81,6 +87,8 @@ class Prepared:
     nonconforming: tuple[str, ...]
     messages: tuple[Json, ...]
     tools: tuple[Json, ...] | None
+    reserve: int
+    """Completion tokens that its attempt's limits set aside for it."""
 
 
 def read_body(raw: bytes) -> Json:
@@ -94,8 +102,9 @@ def read_body(raw: bytes) -> Json:
     return body
 
 
-def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> Prepared:
-    """Turns `body` (which it consumes) into the upstream request; Refusal 400 for what is not taken."""
+def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules, *, room: int) -> Prepared:
+    """Turns `body` (which it consumes) into the upstream request, which generates `room` tokens at most where the
+    request bounds its reply or the model is frozen; Refusal 400 for what is not taken."""
     if "chat_template" in body or "chat_template_kwargs" in body:
         _check_template(body)
     if "stop" in body or "stop_token_ids" in body:
@@ -111,6 +120,9 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
         weight_versions=_flag(body, "return_weight_versions"),
         usage=stream and _usage_asked(body),
     )
+    n = body.get("n")
+    if n is not None and (type(n) is not int or not 1 <= n <= MAX_N):
+        raise Refusal(400, "invalid_request", f"n must be a number from 1 to {MAX_N}", param="n")
     corrected: tuple[str, ...] = ()
     if model.trained:
         corrected = _hold_to_rules(body, mode, rules.sampling)
@@ -119,6 +131,7 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
             body["logprobs"] = True if api == "chat" else 0
         body["return_token_ids"] = True
         body["return_weight_versions"] = True
+    reserve = _hold_to_room(body, api, max(room, 1), trained=model.trained)
     if stream:
         options = body.get("stream_options")
         body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
@@ -131,6 +144,7 @@ def prepare(body: Json, api: Api, model: Model, mode: str, rules: CallRules) -> 
         nonconforming=corrected,
         messages=messages,
         tools=tools,
+        reserve=reserve,
     )
 
 
@@ -230,9 +244,6 @@ def _hold_to_rules(body: Json, mode: str, rules: Sampling) -> tuple[str, ...]:
     """Refuses or corrects what a trained policy's call may not ask; returns the names of what was corrected."""
     if not REFUSED.keys().isdisjoint(body):
         _refuse(body)
-    n = body.get("n")
-    if n is not None and (type(n) is not int or not 1 <= n <= MAX_N):
-        raise Refusal(400, "invalid_request", f"n must be a number from 1 to {MAX_N}", param="n")
     if mode == names.MODE_TRY:
         return ()
     found = sampling.nonconforming(body, rules.temperature)
@@ -255,12 +266,42 @@ def _refuse(body: Json) -> None:
 
 
 def _cap_tokens(body: Json, api: Api, cap: int | None) -> None:
-    if cap is None:
-        return
-    fields = ("max_completion_tokens", "max_tokens") if api == "chat" else ("max_tokens",)
-    given = [field for field in fields if body.get(field) is not None]
-    for field in given:
-        if type(body[field]) is int and body[field] > cap:
-            body[field] = cap
-    if not given:
-        body[fields[0]] = cap
+    if cap is not None and _lower_tokens(body, api, cap) is None:
+        body[TOKEN_FIELDS[api][0]] = cap
+
+
+def _lower_tokens(body: Json, api: Api, cap: int) -> int | None:
+    """Lowers the bounds of a choice's tokens that a request gives to `cap`; the one that holds, None without any."""
+    holds = None
+    for field in TOKEN_FIELDS[api]:
+        value = body.get(field)
+        if value is None:
+            continue
+        if type(value) is not int:
+            raise Refusal(400, "invalid_request", f"{field} must be a whole number", param=field)
+        if value > cap:
+            value = body[field] = cap
+        holds = value if holds is None else min(holds, value)
+    return holds
+
+
+def _hold_to_room(body: Json, api: Api, room: int, *, trained: bool) -> int:
+    """Bounds what a call may generate by `room`, the tokens left to its attempt; returns what is set aside for it.
+
+    A reply that the request does not bound ends where the model's own context does: of a frozen model it is bounded
+    once little is left (servers refuse a bound above what they could generate, which the gateway does not know)."""
+    choices = body.get("n") or 1
+    if not trained and type(body.get("best_of")) is int:
+        choices = max(choices, body["best_of"])
+    if choices > room:
+        for field in ("n", "best_of"):
+            if type(body.get(field)) is int:
+                body[field] = min(body[field], room)
+        choices = room
+    each = room // choices
+    holds = _lower_tokens(body, api, each)
+    if holds is None:
+        holds = min(each, UNBOUNDED_TOKENS)
+        if not trained and each < UNBOUNDED_TOKENS:
+            body[TOKEN_FIELDS[api][0]] = each
+    return max(0, min(choices * holds, room))
