@@ -16,19 +16,20 @@ from kitestring_rollout.storage import (
     KeyRefused,
     ObjectStore,
     S3StoreConfig,
+    StoreRefused,
     StoreUnavailable,
     open_store,
 )
 
 
-def every_operation_is_refused(store: ObjectStore) -> None:
+def every_operation_is_refused(store: ObjectStore, error: type[StoreUnavailable] = StoreUnavailable) -> None:
     for call in (
         lambda: store.put("a/b", b"x"),
         lambda: store.put("a/b", b"x", if_absent=True),
         lambda: store.get("a/b"),
         lambda: list(store.list("a/")),
     ):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(error):
             call()
 
 
@@ -145,12 +146,13 @@ def test_an_s3_server_that_is_away(s3_config: S3StoreConfig) -> None:
 
 def test_an_s3_server_that_refuses_the_credential(s3_config: S3StoreConfig, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("wrong")
-    every_operation_is_refused(open_store(s3_config.model_copy(update={"secret_key_file": tmp_path / "wrong"})))
+    store = open_store(s3_config.model_copy(update={"secret_key_file": tmp_path / "wrong"}))
+    every_operation_is_refused(store, StoreRefused)
 
 
 def test_a_missing_bucket(s3_config: S3StoreConfig) -> None:
     store = open_store(s3_config.model_copy(update={"bucket": "not-there"}))
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreRefused):
         list(store.list("a/"))
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreRefused):
         store.get("a/b")

@@ -4,7 +4,14 @@ from kitestring_rollout.storage.config import DirectoryStoreConfig, S3StoreConfi
 from kitestring_rollout.storage.directory_store import DirectoryStore
 from kitestring_rollout.storage.keys import KeyRefused
 from kitestring_rollout.storage.opening import open_store
-from kitestring_rollout.storage.store import ObjectExists, ObjectInfo, ObjectMissing, ObjectStore, StoreUnavailable
+from kitestring_rollout.storage.store import (
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectStore,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 __all__ = [
     "DirectoryStore",
@@ -16,6 +23,7 @@ __all__ = [
     "ObjectStore",
     "S3StoreConfig",
     "StoreConfig",
+    "StoreRefused",
     "StoreUnavailable",
     "open_store",
 ]

@@ -13,10 +13,11 @@ from minio.error import MinioException, S3Error
 
 from kitestring_rollout.storage.config import S3StoreConfig
 from kitestring_rollout.storage.keys import check_key, check_prefix
-from kitestring_rollout.storage.store import ObjectExists, ObjectInfo, ObjectMissing, StoreUnavailable
+from kitestring_rollout.storage.store import ObjectExists, ObjectInfo, ObjectMissing, StoreRefused, StoreUnavailable
 
 _RETRIES = 3
 _RETRIED_STATUS = (500, 502, 503, 504)
+_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "NoSuchBucket", "InvalidBucketName")
 _PRESIGNED_FOR = timedelta(minutes=5)
 
 
@@ -98,6 +99,8 @@ class S3Store:
         response = self._pool.request("PUT", url, body=data, headers={"If-None-Match": "*"}, retries=False)
         if response.status in (409, 412):
             raise ObjectExists(key)
+        if response.status == 403:
+            raise StoreRefused(f"{self._where} does not let these credentials write")
         if response.status != 200:
             raise StoreUnavailable(f"{self._where} answers a conditional put with HTTP {response.status}")
 
@@ -108,6 +111,7 @@ class S3Store:
         except S3Error as error:
             if error.code == "NoSuchKey":
                 raise ObjectMissing(key) from error
-            raise StoreUnavailable(f"{self._where}: {error.code}: {error.message}") from error
+            kind = StoreRefused if error.code in _REFUSED else StoreUnavailable
+            raise kind(f"{self._where}: {error.code}: {error.message}") from error
         except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:
             raise StoreUnavailable(f"{self._where}: {error}") from error

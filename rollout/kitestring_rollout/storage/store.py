@@ -25,6 +25,10 @@ class StoreUnavailable(Exception):
     """The store cannot serve now (away, full, read-only, not authorised); trying again later may help."""
 
 
+class StoreRefused(StoreUnavailable):
+    """The store is there and refuses: wrong credentials or rights, or no such bucket. Only its owner can mend that."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     key: str
