@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from kitestring_rollout.protocol.queue import Finish, Lease
-from kitestring_rollout.storage import DirectoryStore, ObjectInfo, StoreUnavailable
+from kitestring_rollout.storage import DirectoryStore, ObjectInfo, StoreRefused, StoreUnavailable
 from kitestring_trainer.config import Listener, read_config
 from kitestring_trainer.driver import main, run
 from kitestring_trainer.errors import UserMistakeError
@@ -106,6 +106,48 @@ def test_a_port_that_is_taken(world: World) -> None:
         message = mistake(world, queue=Listener(port=port))
     assert f"cannot listen on 127.0.0.1:{port}" in message
     assert "choose another port, or 0 for any free one" in message
+
+
+def test_a_start_that_failed_for_the_users_sake_can_be_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UserMistakeError("spec.trainer.overrides names no key of verl")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        mistake(world, queue=Listener(port=taken.getsockname()[1]))
+    with monkeypatch.context() as patched:
+        patched.setattr("kitestring_trainer.driver.make_learner", refuse)
+        mistake(world)
+    world.start_workers()
+    assert run(world.config(), world.announce).phase == "Finished"
+
+
+def test_storage_that_refuses_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(DirectoryStore):
+        def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[ObjectInfo]:
+            raise StoreRefused("bucket b at s3.example: AccessDenied: Access Denied.")
+
+    monkeypatch.setattr("kitestring_trainer.driver.open_store", lambda config: Refusing(world.folder / "store"))
+    message = mistake(world)
+    assert "AccessDenied" in message and "set spec.storage" in message
+
+
+def test_a_trainer_that_was_replaced_ends(world: World) -> None:
+    """Cut off, it makes its step; meanwhile another process of the run has begun."""
+
+    async def agent(world: World, lease: Lease) -> Finish:
+        if lease.step == 2:
+            world.store.put("state/incarnations/000002.json", world.store.get("state/incarnations/000001.json"))
+        return await answer_right(world, lease)
+
+    world.agent = agent
+    world.start_workers()
+    result = run(world.config(), world.announce)
+    assert (result.reason, result.exit_code) == ("AlreadyReplaced", 1)
+    assert not world.store.exists("state/commits/t000002.json")
 
 
 def test_a_credential_that_is_not_there(world: World) -> None:

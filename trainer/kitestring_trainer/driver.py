@@ -141,7 +141,7 @@ class _Process:
         exits.callback(_restore_signals(self._request_stop))
         store = open_store(config.store)
         ledger = Ledger(store, self._stop)
-        history = _begin(config, ledger)
+        history = _history(config, ledger)
         settings = QueueSettings(
             rules=config.rules,
             host=config.queue.host,
@@ -153,14 +153,17 @@ class _Process:
             poll_seconds=config.timing.poll,
         )
         since, resumed_step = history[-1].unix_time, history[-1].resumed_step
-        metrics = MetricsFile(config.folder / METRICS_FILE)
-        metrics.rewind(resumed_step)
         queue = QueueThread(
             settings, make_scorer(config.pool, config.working_folder), TraceProofs(store, since), self._board.snapshot
         )
         exits.callback(queue.close)
         url = queue.start()
         self._queue = queue
+        self._learner = make_learner(config, resumed_step)
+        # All that the user may have to mend has been looked at: a start that fails up to here leaves no trace.
+        _begin(config, ledger, history[-1])
+        metrics = MetricsFile(config.folder / METRICS_FILE)
+        metrics.rewind(resumed_step)
         announce({"queue": url})
         self._runner = StepRunner(
             config,
@@ -180,7 +183,6 @@ class _Process:
         if config.spec.active_deadline_seconds is not None:
             left = history[0].unix_time + config.spec.active_deadline_seconds - time.time()
             exits.callback(_after(left, partial(queue.fail, _deadline_exceeded(config.spec.active_deadline_seconds))))
-        self._learner = make_learner(config, resumed_step)
         self._runner.begin()
 
     def _request_stop(self) -> None:
@@ -259,8 +261,8 @@ def _load_tasks(config: TrainerConfig) -> tuple[TaskSet, TaskSet | None]:
     return train, validation
 
 
-def _begin(config: TrainerConfig, ledger: Ledger) -> list[Incarnation]:
-    """Write this start of the trainer down; all starts of the run, this one last."""
+def _history(config: TrainerConfig, ledger: Ledger) -> list[Incarnation]:
+    """All starts of the run's trainer, this one, which is not written down yet, last."""
     history = ledger.incarnations()
     if history and not config.resume:
         raise UserMistakeError(
@@ -272,12 +274,15 @@ def _begin(config: TrainerConfig, ledger: Ledger) -> list[Incarnation]:
         logger.info("going on after step %d", step)
     number = history[-1].number + 1 if history else 1
     versions = {"kitestring": version("kitestring"), "python": platform.python_version()}
-    incarnation = Incarnation(number, time.time(), step, versions)
+    return [*history, Incarnation(number, time.time(), step, versions)]
+
+
+def _begin(config: TrainerConfig, ledger: Ledger, incarnation: Incarnation) -> None:
+    """Write this start of the trainer down."""
     try:
         ledger.begin(incarnation)
     except ObjectExists as error:
         raise RunFailedError("AlreadyRunning", f"another trainer of run {config.run} has just started") from error
-    return [*history, incarnation]
 
 
 def _policy_servers(config: TrainerConfig, queue: QueueThread) -> PolicyServers | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kitestring_api.errors import UserMistakeError
 
-__all__ = ["RunFailedError", "RunStoppedError", "UserMistakeError"]
+__all__ = ["ReplacedError", "RunFailedError", "RunStoppedError", "UserMistakeError"]
 
 
 class RunFailedError(Exception):
@@ -13,6 +13,13 @@ class RunFailedError(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class ReplacedError(RunFailedError):
+    """Another process is the run's trainer now: this one leaves all of the run as it is."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("AlreadyReplaced", f"{message}; this process of the trainer has been replaced and ends")
 
 
 class RunStoppedError(Exception):

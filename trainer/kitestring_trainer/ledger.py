@@ -17,9 +17,9 @@ import zstandard
 
 from kitestring_api.names import PREFIX_STATE, REASON_STORAGE_UNAVAILABLE
 from kitestring_rollout.protocol.gateway_admin import Mode
-from kitestring_rollout.storage import ObjectMissing, ObjectStore, StoreUnavailable
+from kitestring_rollout.storage import ObjectExists, ObjectMissing, ObjectStore, StoreRefused, StoreUnavailable
 from kitestring_trainer.commits import StepCommit
-from kitestring_trainer.errors import RunFailedError, RunStoppedError
+from kitestring_trainer.errors import ReplacedError, RunFailedError, RunStoppedError, UserMistakeError
 from kitestring_trainer.incarnations import Incarnation
 from kitestring_trainer.plan import LETTERS, StepPlan, plan_name
 from kitestring_trainer.samples.batches import SampleRecord
@@ -36,12 +36,17 @@ SAMPLES = PREFIX_STATE + "samples/"
 
 class Ledger:
     """Reads and writes the records of one run. Every method may raise RunStoppedError once `stop` is set, and
-    RunFailedError when the store stays away for `patience_seconds`."""
+    RunFailedError when the store stays away for `patience_seconds`; UserMistakeError when it refuses before `begin`.
+
+    Once another trainer of the run has begun, this one writes no plan and no commit any more: ReplacedError.
+    """
 
     def __init__(self, store: ObjectStore, stop: threading.Event, *, patience_seconds: float = 900.0) -> None:
         self._store = store
         self._stop = stop
         self._patience = patience_seconds
+        self._own = 0
+        """Number of the incarnation that writes; 0: it has not begun."""
 
     # --- incarnations ---
 
@@ -50,8 +55,14 @@ class Ledger:
 
     def begin(self, incarnation: Incarnation) -> None:
         """Write the incarnation down. Raises ObjectExists when another process of this run is doing the same."""
-        key = f"{INCARNATIONS}{incarnation.number:06d}.json"
-        self._write(key, incarnation.to_json(), if_absent=True)
+        self._put_new(f"{INCARNATIONS}{incarnation.number:06d}.json", _json(incarnation.to_json()))
+        self._own = incarnation.number
+
+    def _check_own(self) -> None:
+        """A trainer that was cut off, and replaced meanwhile, must not write over what its successor writes."""
+        newest = max((int(key.removeprefix(INCARNATIONS)[:6]) for key in self._keys(INCARNATIONS)), default=0)
+        if newest > self._own:
+            raise ReplacedError(f"incarnation {newest} of the run has begun, this is {self._own}")
 
     # --- plans and commits ---
 
@@ -61,17 +72,36 @@ class Ledger:
         return None if data is None else (StepPlan.from_json(data), float(data["unix_time"]))
 
     def put_plan(self, plan: StepPlan) -> None:
-        self._write(f"{PLANS}{plan.name}.json", plan.to_json() | {"unix_time": time.time()})
+        """Write the plan of a step that has none."""
+        self._check_own()
+        try:
+            self._put_new(f"{PLANS}{plan.name}.json", _json(plan.to_json() | {"unix_time": time.time()}))
+        except ObjectExists as error:
+            raise ReplacedError(f"another trainer has just written the plan {plan.name}") from error
 
     def commit(self, mode: Mode, step: int) -> StepCommit | None:
         data = self._read_or_none(f"{COMMITS}{plan_name(mode, step)}.json")
         return None if data is None else StepCommit.from_json(data)
 
     def put_commit(self, commit: StepCommit, *, replaces: StepCommit | None = None) -> None:
-        """Write the commit; what it replaces is kept below `state/superseded/`."""
-        if replaces is not None:
-            self._write(f"{SUPERSEDED}{replaces.name}.{replaces.incarnation:06d}.json", replaces.to_json())
-        self._write(f"{COMMITS}{commit.name}.json", commit.to_json())
+        """Write the commit; what it replaces is kept below `state/superseded/`.
+
+        A commit that a predecessor wrote since, although it was replaced already, is replaced as well.
+        """
+        self._check_own()
+        key = f"{COMMITS}{commit.name}.json"
+        if replaces is None:
+            try:
+                self._put_new(key, _json(commit.to_json()))
+                return
+            except ObjectExists as error:
+                replaces = StepCommit.from_json(self._read(key))
+                if replaces.incarnation >= commit.incarnation:
+                    raise ReplacedError(
+                        f"incarnation {replaces.incarnation} has just committed {commit.name}"
+                    ) from error
+        self._put(f"{SUPERSEDED}{replaces.name}.{replaces.incarnation:06d}.json", _json(replaces.to_json()))
+        self._put(key, _json(commit.to_json()))
 
     def commits(self, mode: Mode) -> list[StepCommit]:
         """All commits of a mode in the order of their steps."""
@@ -105,11 +135,16 @@ class Ledger:
         except ObjectMissing:
             return None
 
-    def _write(self, key: str, data: dict[str, Any], *, if_absent: bool = False) -> None:
-        self._put(key, orjson.dumps(data, option=orjson.OPT_INDENT_2), if_absent=if_absent)
+    def _put(self, key: str, data: bytes) -> None:
+        self.persist(lambda: self._store.put(key, data))
 
-    def _put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
-        self.persist(lambda: self._store.put(key, data, if_absent=if_absent))
+    def _put_new(self, key: str, data: bytes) -> None:
+        """Raises ObjectExists when there is another object; its own may be there after a try that seemed to fail."""
+        try:
+            self.persist(lambda: self._store.put(key, data, if_absent=True))
+        except ObjectExists:
+            if self.persist(lambda: self._store.get(key)) != data:
+                raise
 
     def persist(self, action: Callable[[], Answer]) -> Answer:
         """Do what needs the store as soon as the store lets it; `action` may be called again after StoreUnavailable."""
@@ -119,6 +154,11 @@ class Ledger:
             try:
                 return action()
             except StoreUnavailable as error:
+                if isinstance(error, StoreRefused) and not self._own:
+                    raise UserMistakeError(
+                        f"object storage refuses this run: {error}; set spec.storage to a bucket that is there, with "
+                        "credentials that may read and write it"
+                    ) from error
                 away = time.monotonic() - since
                 if away > self._patience:
                     raise RunFailedError(REASON_STORAGE_UNAVAILABLE, f"away for {away:.0f} s: {error}") from error
@@ -126,3 +166,7 @@ class Ledger:
                 if self._stop.wait(pause):
                     raise RunStoppedError("stopped while object storage was away") from error
                 pause = min(2.0, pause * 2)
+
+
+def _json(data: dict[str, Any]) -> bytes:
+    return orjson.dumps(data, option=orjson.OPT_INDENT_2)

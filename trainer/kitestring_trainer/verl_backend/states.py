@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kitestring_trainer.errors import RunFailedError, RunStoppedError
+from kitestring_trainer.errors import ReplacedError, RunFailedError, RunStoppedError
 from kitestring_trainer.learner import LearnerConfig, LearnerConfigError
 from kitestring_trainer.verl_backend import folders
 from kitestring_trainer.verl_backend.feed import StopRequestedError
@@ -34,10 +34,13 @@ def save_state(config: LearnerConfig, step: int, save_engine: Callable[[str], ob
 def saved_at_the_end(save: Callable[[], None]) -> Iterator[None]:
     """Have `save` write a state when the run is stopped or fails in here: finished updates are not to be lost.
 
-    Not after any other error: what a bug leaves may be no state to go on from.
+    Not after any other error: what a bug leaves may be no state to go on from. Nor where another process is the run's
+    trainer: states are its own to write.
     """
     try:
         yield
+    except ReplacedError:
+        raise
     except (StopRequestedError, RunStoppedError, RunFailedError):
         save()
         raise
