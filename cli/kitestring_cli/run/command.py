@@ -18,6 +18,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_api.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USER, ROUTE_RUN_STATUS
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
 from kitestring_cli.documents import Documents
+from kitestring_cli.report import write_report
 from kitestring_cli.run.configs import free_ports, move_to_free_ports, part_configs, write_resolved
 from kitestring_cli.run.folder import RunFolder, create_run_folder, open_run_folder
 from kitestring_cli.run.metrics_tail import MetricsTail
@@ -167,13 +168,14 @@ def _watch(supervisor: Supervisor, status: StatusClient, metrics: MetricsTail, v
 
 def _finish(folder: RunFolder, view: View, began: float, failure: tuple[str, str] | None) -> int:
     """Complete the result, write the report, show both; the exit code of the run."""
-    from kitestring_cli.report import write_report  # noqa: PLC0415 - matplotlib: needed at the end only
-
     result = _result(folder, failure)
     result["wall_seconds"] = round(time.monotonic() - began, 3)
     folder.result.write_text(json.dumps(result) + "\n")
     if folder.metrics.exists():
-        result["report"] = str(write_report(folder.root))
+        try:
+            result["report"] = str(write_report(folder.root))
+        except UserMistakeError as error:
+            view.note(f"no report: {error}")
     view.result(result)
     return EXIT_OK if result["phase"] == "Succeeded" else EXIT_FAILED
 

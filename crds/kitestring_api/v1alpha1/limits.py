@@ -25,10 +25,10 @@ class Limits(ApiModel):
         description="Tokens of each frozen model, by the name of its policy; absent: no limit of its own.",
     )
     log_bytes: int = Field(
-        1_048_576, ge=0, le=104_857_600, description="Bytes of standard output and error that are kept, each."
+        1_048_576, ge=0, le=104_857_600, description="Bytes of standard output and error that are kept, both together."
     )
     cpu_seconds: int | None = Field(None, ge=1, le=31_536_000, description="CPU time of each process, in seconds.")
-    memory: Quantity | None = Field(None, description="Address space of each process, e.g. 512Mi.")
+    memory: Quantity | None = Field(None, description="Private writable memory of each process, e.g. 512Mi.")
     processes: int | None = Field(None, ge=1, le=100_000, description="Processes and threads of the agent.")
     rewards: int = Field(1, ge=1, le=10_000, description="Rewards that the agent may post.")
 
