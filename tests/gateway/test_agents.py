@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kitestring_rollout.gateway.token import Claims, sign
-from tests.gateway.conftest import Gateway, Opened, chat
+from tests.gateway.conftest import Gateway, Opened, chat, until
 
 
 async def call(
@@ -62,6 +62,9 @@ async def test_other_tokens_are_refused_and_counted(gateway: Gateway) -> None:
 
 async def test_an_expired_attempt_is_refused_at_its_own_token(gateway: Gateway) -> None:
     opened = await gateway.open(lifetime_seconds=0.001)
+    session = gateway.process.registry.find(opened.attempt)
+    assert session is not None
+    await until(lambda: time.time() >= session.attempt.expires)
     status, body = await call(gateway, opened.token)
     assert (status, body["error"]["code"]) == (401, "token_expired")
 
