@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from typing import Any
 
 import openai
+import orjson
 import pytest
 from yarl import URL
 
@@ -130,3 +132,52 @@ async def test_a_body_that_is_too_long_is_refused_before_it_is_read(start: Start
         opened = await gateway.open()
         status, body = await gateway.post(opened, b" " * 2_000_000, path)
         assert (status, body["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_bodies_in_flight_are_bounded_over_all_attempts(start: Start) -> None:
+    """The next body is refused unread, by 503 and when to ask again; an attempt that holds its share by 429."""
+    async with start(max_body_bytes=30_000, bodies_bytes=100_000) as gateway:
+        body = orjson.dumps(chat(pad="x" * 12_000))
+        goes_on = asyncio.Event()
+        gateway.policy.say(Plan(before=goes_on))
+        attempts = [await gateway.open() for _ in range(5)]
+        calls = [asyncio.create_task(gateway.post(opened, body)) for opened in attempts[:4] for _ in range(2)]
+        await until(lambda: len(gateway.policy.requests) == 8)
+        assert b"gateway_body_bytes 9" in gateway.process.metrics_text()
+        status, answer = await gateway.post(attempts[0], body)
+        assert (status, answer["error"]["code"]) == (429, "bodies_limit")
+        async with gateway.http.post(attempts[4].base_url + "/v1/chat/completions", data=body) as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (503, "gateway_busy")
+            assert reply.headers["Retry-After"] == "1" and "x-should-retry" not in reply.headers
+        goes_on.set()
+        assert {(await call)[0] for call in calls} == {200}
+        assert (await gateway.post(attempts[4], body))[0] == 200
+        assert gateway.process.bodies.held == 0
+
+
+async def test_an_announced_body_is_refused_before_it_is_read_and_holds_nothing(start: Start) -> None:
+    async with start(max_body_bytes=2_000_000, bodies_bytes=2_000_000) as gateway:
+        opened, other = await gateway.open(), await gateway.open()
+        session = gateway.process.registry.find(opened.attempt)
+        assert session is not None
+        first = await begin_upload(gateway, opened)
+        await until(lambda: gateway.process.bodies.held == 1000)
+        assert (await gateway.post(other, chat()))[0] == 200, "what was announced and not sent is nobody's loss"
+        gateway.process.bodies.held += 1_500_000
+        reader, second = await begin_upload(gateway, other)
+        assert b" 503 " in await asyncio.wait_for(reader.readline(), 5)
+        gateway.process.bodies.held -= 1_500_000
+        for writer in (first[1], second):
+            writer.close()
+        await until(lambda: gateway.process.bodies.held == 0)
+
+
+async def test_a_body_that_unfolds_counts_as_what_it_unfolds_into(start: Start) -> None:
+    async with start(max_body_bytes=1_000_000, bodies_bytes=8_000_000) as gateway:
+        opened = await gateway.open()
+        unfolding = b'{"model":"policy","messages":[{"role":"user","content":[' + b"[]," * 30_000 + b"[]]}]}"
+        status, answer = await gateway.post(opened, unfolding)
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+        zeros = b'{"model":"policy","messages":[{"role":"user","content":"' + b"0" * 900_000 + b'"}]}'
+        assert (await gateway.post(opened, gzip.compress(zeros), **{"Content-Encoding": "gzip"}))[0] == 200
+        assert gateway.process.bodies.held == 0

@@ -11,7 +11,7 @@ from aiohttp.hdrs import CONTENT_ENCODING
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kitestring_rollout.gateway.bodies import decompress, read
+from kitestring_rollout.gateway.bodies import BodyMemory, Held, decompress, read
 from kitestring_rollout.gateway.errors import Refusal, upstream_failed
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.session import Session
@@ -27,20 +27,31 @@ FORWARD_SECONDS: Final = 10.0
 class AgentTraces:
     """Forwards to the collector's untrusted route."""
 
-    def __init__(self, client: aiohttp.ClientSession, endpoint: str, credential: str | None, metrics: Metrics) -> None:
+    def __init__(
+        self, client: aiohttp.ClientSession, endpoint: str, credential: str | None, metrics: Metrics, bodies: BodyMemory
+    ) -> None:
         self._client = client
         self._endpoint = endpoint
         self._headers = {"Content-Type": PROTOBUF}
         if credential is not None:
             self._headers["Authorization"] = f"Bearer {credential}"
         self._metrics = metrics
+        self._bodies = bodies
 
     async def serve(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
         """POST {base}/otlp/v1/traces. 200 when the collector has taken the spans."""
         if request.content_type != PROTOBUF:
             raise Refusal(415, "unsupported_media_type", f"spans are taken as {PROTOBUF} (OTLP over HTTP)")
+        held = Held(self._bodies, session.bodies)
+        try:
+            return await self._forward(request, session, held)
+        finally:
+            held.release()
+
+    async def _forward(self, request: web.BaseRequest, session: Session, held: Held) -> web.StreamResponse:
         left = session.attempt.limits.agent_span_bytes - session.attempt.span_bytes
-        data = decompress(await read(request, left), request.headers.get(CONTENT_ENCODING), left)
+        data = decompress(await read(request, left, held), request.headers.get(CONTENT_ENCODING), left)
+        held.take(len(data))
         session.attempt.take_span_bytes(len(data))
         body = restamp(data, session.identity)
         try:

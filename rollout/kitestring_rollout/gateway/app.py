@@ -90,12 +90,14 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
             recorder=process.recorder,
             metrics=process.metrics,
             rules=CallRules(config.sampling, config.media_hosts, config.max_body_bytes),
+            bodies=process.bodies,
         )
         agent_traces = AgentTraces(
             client,
             (collector.agent_url or collector.url).rstrip("/") + names.ROUTE_OTLP_AGENT_TRACES,
             _optional(collector.agent_credential_file, "collector.agent_credential_file"),
             process.metrics,
+            process.bodies,
         )
         agents = Agents(process, calls, agent_traces)
         agents_url = await _listen_agents(stack, agents, config)

@@ -1,26 +1,110 @@
-"""Bodies of agents' requests, bounded before and after decompression: small ones may unfold into gigabytes."""
+"""Bodies of agents' requests, bounded before and after decompression: small ones may unfold into gigabytes; and all of
+them together, or agents by the thousand would take the gateway's memory."""
 
 from __future__ import annotations
 
 import zlib
+from typing import Final
 
 from aiohttp import web
 
-from kitestring_rollout.gateway.errors import Refusal
+from kitestring_rollout.gateway.errors import Refusal, upstream_failed
+
+SHARE: Final = 4
+"""One attempt may hold a quarter of the memory: it cannot keep the others from theirs."""
+SMALL_BYTES: Final = 16_384
+"""What so small a body unfolds into is not counted."""
 
 
-async def read(request: web.BaseRequest, limit: int) -> bytes:
-    """The body as it was sent; Refusal 413 as soon as it is longer than `limit`."""
+class BodyMemory:
+    """What the bodies of all requests in flight hold, in bytes, and may hold."""
+
+    def __init__(self, max_bytes: int, max_body_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.share = max(max_bytes // SHARE, max_body_bytes)
+        self.held = 0
+
+
+class Holder:
+    """Whose bodies are counted together: an attempt."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
+class Held:
+    """What the body of one request holds, from its first byte until the request has been served."""
+
+    __slots__ = ("_holder", "_memory", "size")
+
+    def __init__(self, memory: BodyMemory, holder: Holder) -> None:
+        self._memory = memory
+        self._holder = holder
+        self.size = 0
+
+    def check(self, size: int) -> None:
+        """Refusal 503 when `size` bytes more are not to be had, 429 when the attempt holds its share, 413 when this
+        body alone would be more."""
+        memory = self._memory
+        if self.size + size > memory.share:
+            raise Refusal(413, "body_too_large", "the body would take more memory than an attempt is given")
+        if self._holder.held + size > memory.share:
+            raise Refusal(
+                429,
+                "bodies_limit",
+                "the attempt's requests in flight hold the memory that an attempt is given",
+                kind="limit_exceeded",
+                retry=True,
+                headers=LATER,
+            )
+        if memory.held + size > memory.max_bytes:
+            raise upstream_failed("the gateway has no memory left for requests", "gateway_busy", 503, LATER)
+
+    def take(self, size: int) -> None:
+        """Counts `size` bytes more; Refusal as `check`."""
+        self.check(size)
+        self.size += size
+        self._holder.held += size
+        self._memory.held += size
+
+    def release(self) -> None:
+        self._holder.held -= self.size
+        self._memory.held -= self.size
+        self.size = 0
+
+
+LATER: Final = {"Retry-After": "1"}
+
+
+def unfolding(raw: bytes) -> int:
+    """Bytes, roughly and rather too many, that a JSON text takes as Python objects beyond its own length."""
+    if len(raw) <= SMALL_BYTES:
+        return 0
+    return len(raw) + 40 * raw.count(b",") + 64 * raw.count(b"[") + 200 * raw.count(b"{")
+
+
+async def read(request: web.BaseRequest, limit: int, held: Held | None = None) -> bytes:
+    """The body as it was sent; Refusal 413 as soon as it is longer than `limit`, others as `Held.take`. Counted as it
+    comes, not as it is announced: announcing costs an agent nothing."""
     content = request.content
     if content.is_eof():
         body = content.read_nowait()
         if len(body) > limit:
             raise _too_large(limit)
+        if held is not None:
+            held.take(len(body))
         return body
-    if (request.content_length or 0) > limit:
+    announced = request.content_length or 0
+    if announced > limit:
         raise _too_large(limit)
+    if held is not None:
+        held.check(announced)
     parts = bytearray()
     while piece := await content.readany():
+        if held is not None:
+            held.take(len(piece))
         parts += piece
         if len(parts) > limit:
             raise _too_large(limit)

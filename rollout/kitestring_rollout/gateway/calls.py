@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.hdrs import CONTENT_ENCODING
 
 from kitestring_api import names
-from kitestring_rollout.gateway.bodies import decompress, read
+from kitestring_rollout.gateway.bodies import SMALL_BYTES, BodyMemory, Held, decompress, read, unfolding
 from kitestring_rollout.gateway.call import Call
 from kitestring_rollout.gateway.capture import Capture
 from kitestring_rollout.gateway.errors import Refusal
@@ -43,6 +43,7 @@ class Calls:
         recorder: Recorder,
         metrics: Metrics,
         rules: CallRules,
+        bodies: BodyMemory,
     ) -> None:
         self._models = models
         self._upstream = upstream
@@ -51,15 +52,25 @@ class Calls:
         self._recorder = recorder
         self._metrics = metrics
         self._rules = rules
+        self._bodies = bodies
 
     async def serve(self, request: web.BaseRequest, session: Session, api: Api) -> web.StreamResponse:
         """Answers a call; raises Refusal for one that is not admitted, and for one that fails before anything of its
         reply was sent."""
-        raw = decompress(
-            await read(request, self._rules.max_body_bytes),
-            request.headers.get(CONTENT_ENCODING),
-            self._rules.max_body_bytes,
-        )
+        held = Held(self._bodies, session.bodies)
+        try:
+            return await self._serve(request, session, api, held)
+        finally:
+            held.release()
+
+    async def _serve(self, request: web.BaseRequest, session: Session, api: Api, held: Held) -> web.StreamResponse:
+        encoding = request.headers.get(CONTENT_ENCODING)
+        raw = await read(request, self._rules.max_body_bytes, held)
+        if encoding is not None:
+            raw = decompress(raw, encoding, self._rules.max_body_bytes)
+            held.take(len(raw))
+        if len(raw) > SMALL_BYTES:
+            held.take(unfolding(raw))
         session.attempt.check_open()
         key = body_key(api, raw)
         idempotency = request.headers.get(names.HEADER_IDEMPOTENCY)

@@ -87,6 +87,12 @@ class GatewayConfig(Part):
         default=600.0, gt=0, description="an attempt that nobody ended is dropped this long after its token expired"
     )
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0, description="of an agent's request")
+    bodies_bytes: int = Field(
+        default=512 * 1024 * 1024,
+        gt=0,
+        description="memory for the bodies of all requests in flight, of which an attempt may hold a quarter; 503 "
+        "beyond it",
+    )
     replay_bytes: int = Field(default=64 * 1024 * 1024, ge=0, description="memory for replies kept for retries")
     media_hosts: tuple[str, ...] = Field(default=(), description="hosts from which remote media URLs are allowed")
 
@@ -94,6 +100,15 @@ class GatewayConfig(Part):
     @classmethod
     def _lower(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(host.lower() for host in hosts)
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> GatewayConfig:
+        if self.bodies_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"bodies_bytes {self.bodies_bytes} is below max_body_bytes {self.max_body_bytes}: raise the one or "
+                "lower the other"
+            )
+        return self
 
     @model_validator(mode="after")
     def _names_unique(self) -> GatewayConfig:

@@ -82,6 +82,8 @@ def normalised_error(status: int, body: bytes) -> dict[str, Any]:
     }
 
 
-def upstream_failed(message: str, code: str = UNREACHABLE, status: int = 502) -> Refusal:
-    """The model server could not be reached or did not answer as it should: a client may ask again."""
-    return Refusal(status, code, message, kind="server_error", retry=True)
+def upstream_failed(
+    message: str, code: str = UNREACHABLE, status: int = 502, headers: dict[str, str] | None = None
+) -> Refusal:
+    """The model server, or the gateway itself, cannot answer as it should: a client may ask again."""
+    return Refusal(status, code, message, kind="server_error", retry=True, headers=headers)

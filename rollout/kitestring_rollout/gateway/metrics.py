@@ -64,6 +64,9 @@ class Metrics:
         self.spans_pending = Gauge(
             "kitestring_gateway_spans_pending", "Spans not yet acknowledged", registry=self._registry
         )
+        self.body_bytes = Gauge(
+            "kitestring_gateway_body_bytes", "Memory that bodies of requests in flight hold", registry=self._registry
+        )
         self.total_calls = 0
         self.total_refused = 0
         self.total_completion_tokens = 0

@@ -8,6 +8,7 @@ import secrets
 import time
 from typing import Final
 
+from kitestring_rollout.gateway.bodies import BodyMemory
 from kitestring_rollout.gateway.config import GatewayConfig
 from kitestring_rollout.gateway.holds import Gates
 from kitestring_rollout.gateway.metrics import Metrics
@@ -40,6 +41,7 @@ class Process:
         self.gates = Gates(self.models.trained)
         self.registry = Registry()
         self.memory = ReplayMemory(config.replay_bytes)
+        self.bodies = BodyMemory(config.bodies_bytes, config.max_body_bytes)
         self.recorder = Recorder()
         self.metrics = Metrics()
         self.draining = False
@@ -96,6 +98,7 @@ class Process:
         self.metrics.calls_in_flight.set(self._in_flight())
         self.metrics.calls_held.set(self.gates.waiting)
         self.metrics.spans_pending.set(self.exporter.pending_spans)
+        self.metrics.body_bytes.set(self.bodies.held)
         return self.metrics.text()
 
     def _in_flight(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kitestring_rollout.gateway.attempts import Attempt, State
+from kitestring_rollout.gateway.bodies import Holder
 from kitestring_rollout.gateway.capture import spoken
 from kitestring_rollout.gateway.errors import Refusal
 from kitestring_rollout.gateway.metrics import Metrics
@@ -63,6 +64,7 @@ class Session:
     recent: Recent = field(default_factory=Recent)
     undelivered: dict[int, CallRecord] = field(default_factory=dict)
     """Finished calls whose reply did not reach the agent: a retry may still fetch it, the fence settles the rest."""
+    bodies: Holder = field(default_factory=Holder)
     prompts: PromptReader = field(default_factory=PromptReader)
     _encoder: CallEncoder = field(init=False)
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
