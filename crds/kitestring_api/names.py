@@ -208,16 +208,17 @@ ROUTE_REWARDS: Final = "/rewards"
 ROUTE_AGENT_TRACES: Final = "/otlp/v1/traces"
 """Where an agent's own spans arrive, below the attempt's base URL."""
 ROUTE_HEALTH: Final = "/health"
-"""Whether a process serves; every part has it."""
+"""Whether a process serves; every part that listens has it: gateway (both sides), collector, policy server, queue."""
 ROUTE_METRICS: Final = "/metrics"
-"""Metrics in Prometheus' text format; every part has it."""
+"""Metrics in Prometheus' text format: of gateway (the trainer's side), collector and policy server. The trainer's and
+the workers' figures are in the run's status and in its metrics.jsonl."""
 
 # --- Routes: gateway, the side of the trainer (own port, bearer credential) ----------------------------------------
 
 ROUTE_ADMIN_STATUS: Final = "/admin/v1/status"
 """GET: epoch, attempts, policies of the gateway process."""
 ROUTE_ADMIN_ATTEMPTS: Final = "/admin/v1/attempts"
-"""POST: open an attempt."""
+"""POST: open an attempt. GET: the attempts that the process holds."""
 ROUTE_ADMIN_FENCE: Final = "/admin/v1/attempts/{attempt}/fence"
 """POST: admit no further call of an attempt, abort those in flight, await acknowledgements."""
 ROUTE_ADMIN_END: Final = "/admin/v1/attempts/{attempt}/end"

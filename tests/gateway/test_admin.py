@@ -17,7 +17,7 @@ from kitestring_rollout.gateway import session as session_module
 from kitestring_rollout.gateway.call import Call
 from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.session import Session
-from kitestring_rollout.protocol.gateway_admin import FencedAttempt
+from kitestring_rollout.protocol.gateway_admin import FencedAttempt, HeldAttempts
 from kitestring_rollout.traces.codec import digest
 from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan
 from kitestring_rollout.traces.identity import root_span_id, trace_id
@@ -59,6 +59,27 @@ async def test_opening_the_same_attempt_again_answers_the_same(gateway: Gateway)
     assert opened["traceparent"].split("-")[1] == trace_id(body["attempt"]).hex()
     status, answer = await gateway.admin("POST", "/admin/v1/attempts", {**body, "step": 2})
     assert (status, answer["reason"]) == (409, "AttemptDiffers")
+
+
+async def test_attempts_are_listed_from_their_opening_to_their_end(gateway: Gateway) -> None:
+    """A trainer that was started anew finds what the one before it left open."""
+
+    async def states() -> dict[str, str]:
+        status, answer = await gateway.admin("GET", "/admin/v1/attempts")
+        assert (status, answer["epoch"]) == (200, gateway.process.epoch)
+        return {held["attempt"]: held["state"] for held in HeldAttempts.model_validate(answer).model_dump()["attempts"]}
+
+    assert await states() == {}
+    first, second = await gateway.open(step=7, mode="validation-greedy"), await gateway.open()
+    assert await states() == {first.attempt: "open", second.attempt: "open"}
+    _, answer = await gateway.admin("GET", "/admin/v1/attempts")
+    held = answer["attempts"][0]
+    assert (held["rollout"], held["step"], held["mode"]) == ("t000001-00000000-000", 7, "validation-greedy")
+    await gateway.fence(first)
+    assert await states() == {first.attempt: "fenced", second.attempt: "open"}
+    assert (await end(gateway, first))[0] == 200
+    assert await states() == {second.attempt: "open"}
+    assert (await gateway.admin("GET", "/admin/v1/attempts", credential="wrong"))[0] == 401
 
 
 async def test_the_advertised_address_is_what_agents_get(start: Start) -> None:

@@ -21,6 +21,7 @@ from kitestring_rollout.gateway.session import Session, identity_of
 from kitestring_rollout.gateway.token import SCOPE_CALLS, SCOPE_REWARDS, SCOPE_SPANS, Claims, sign
 from kitestring_rollout.protocol.gateway_admin import (
     EndAttempt,
+    HeldAttempts,
     HeldPolicy,
     HoldPolicy,
     OpenAttempt,
@@ -53,6 +54,7 @@ def admin_app(process: Process, credential: str) -> web.Application:
     app.router.add_get(names.ROUTE_HEALTH, admin.health)
     app.router.add_get(names.ROUTE_METRICS, admin.metrics)
     app.router.add_get(names.ROUTE_ADMIN_STATUS, admin.status)
+    app.router.add_get(names.ROUTE_ADMIN_ATTEMPTS, admin.attempts)
     app.router.add_post(names.ROUTE_ADMIN_ATTEMPTS, admin.open)
     app.router.add_post(names.ROUTE_ADMIN_FENCE, admin.fence)
     app.router.add_post(names.ROUTE_ADMIN_END, admin.end)
@@ -74,6 +76,12 @@ class _Admin:
 
     async def status(self, request: web.Request) -> web.StreamResponse:
         return _answer(self._process.status())
+
+    async def attempts(self, request: web.Request) -> web.StreamResponse:
+        process = self._process
+        return _answer(
+            HeldAttempts(epoch=process.epoch, attempts=tuple(session.as_held() for session in process.registry))
+        )
 
     async def open(self, request: web.Request) -> web.StreamResponse:
         process = self._process

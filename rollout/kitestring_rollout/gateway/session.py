@@ -16,7 +16,7 @@ from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.prompt_ids import PromptReader
 from kitestring_rollout.gateway.retries import Recent
 from kitestring_rollout.gateway.token import Claims
-from kitestring_rollout.protocol.gateway_admin import EndAttempt, EndedAttempt, FencedAttempt, OpenAttempt
+from kitestring_rollout.protocol.gateway_admin import EndAttempt, EndedAttempt, FencedAttempt, HeldAttempt, OpenAttempt
 from kitestring_rollout.traces.codec import digest
 from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan, encode_end
 from kitestring_rollout.traces.exporter import GroupCommitExporter, SpanLost
@@ -221,6 +221,20 @@ class Session:
         await self.exporter.submit(encode_end(record, record_contents=self.record_contents), urgent=True)
         attempt.end()
         return ended
+
+    def as_held(self) -> HeldAttempt:
+        identity = self.identity
+        return HeldAttempt(
+            run=identity.run,
+            rollout=identity.rollout,
+            attempt=identity.attempt,
+            group=identity.group,
+            step=identity.step,
+            mode=self.attempt.opened.mode,
+            state=self.attempt.state.value,
+            opened_unix_nano=self.opened_unix_nano,
+            expires_unix=self.attempt.expires,
+        )
 
     @property
     def serving(self) -> int:

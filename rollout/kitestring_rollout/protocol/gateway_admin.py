@@ -52,6 +52,27 @@ class OpenAttempt(Message):
     lifetime_seconds: float = Field(gt=0, description="from now until the token expires")
 
 
+class HeldAttempt(Message):
+    """An attempt that a gateway process holds: open, or fenced and not yet ended."""
+
+    run: str
+    rollout: str
+    attempt: str
+    group: str
+    step: int
+    mode: Mode
+    state: Literal["open", "fencing", "fenced", "ended"]
+    opened_unix_nano: int
+    expires_unix: float = Field(description="seconds; when its token expires")
+
+
+class HeldAttempts(Message):
+    """GET /admin/v1/attempts: what a trainer that was started anew has to fence and end, or fence and leave."""
+
+    epoch: str
+    attempts: tuple[HeldAttempt, ...]
+
+
 class OpenedAttempt(Message):
     attempt: str
     epoch: str = Field(description="of the gateway process: random, made at its start")
