@@ -218,7 +218,7 @@ def test_a_stop_during_a_validation_loses_no_finished_update(training: Training)
         "spec__checkpoints": {"resumeEvery": 100},
     }
     result = training.run(**changes)
-    assert (result.reason, result.exit_code) == ("Interrupted", 0)
+    assert (result.reason, result.exit_code, result.step) == ("Interrupted", 0, 1)
     states = training.world.folder / "run" / "checkpoints"
     assert [path.name for path in states.glob("state-*")] == ["state-000001"]
     training.world.listening.clear()

@@ -53,6 +53,7 @@ class RunResult:
     reason: str
     message: str | None
     step: int
+    """The last step that was made, not the one in progress; 0: none."""
     steps: int
     validation: tuple[dict[str, Any], ...]
     rollouts: dict[str, int]
@@ -217,7 +218,7 @@ class _Process:
             phase=ending.phase,
             reason=ending.reason,
             message=ending.message,
-            step=status.step,
+            step=self._runner.made_step if self._runner is not None else 0,
             steps=status.steps,
             validation=tuple(result.model_dump(mode="json") for result in status.validation),
             rollouts=dict(status.rollouts.classes),

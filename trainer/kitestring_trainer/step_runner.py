@@ -113,6 +113,8 @@ class StepRunner:
         self._clock = _Clock(time.monotonic(), time.monotonic())
         self._line: dict[str, Any] = {}
         self._first_began: float | None = None
+        self.made_step = self._incarnation.resumed_step
+        """The last step whose updates are made and served."""
         self.totals = Totals()
 
     # --- the way in ---
@@ -221,6 +223,7 @@ class StepRunner:
     def step_finished(self, step: int, metrics: UpdateMetrics) -> Mapping[str, float] | None:
         """Validate, export, and write the step's figures down."""
         self._clock.lap("push" if self._parts.servers is not None else "update")
+        self.made_step = step
         problem = self._agreement.note(step, metrics.agreement)
         degraded = self._agreement.degraded
         if problem is not None:
