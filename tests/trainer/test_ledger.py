@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,11 +66,12 @@ def test_a_trainer_that_was_replaced_writes_nothing_more(store: LateStore) -> No
     zombie = begun(store, FIRST)
     zombie.put_plan(PLAN)
     begun(store, SECOND)
-    for write in (
+    writes: tuple[Callable[[], None], ...] = (
         lambda: zombie.put_plan(replace(PLAN, step=2)),
         lambda: zombie.put_commit(COMMIT),
         lambda: zombie.put_commit(COMMIT, replaces=COMMIT),
-    ):
+    )
+    for write in writes:
         with pytest.raises(RunFailedError, match="incarnation 2 of the run has begun, this is 1") as caught:
             write()
         assert caught.value.reason == "AlreadyReplaced"
