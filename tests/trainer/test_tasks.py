@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kitestring_api.v1alpha1.agent_protocol import TaskDelivery
 from kitestring_trainer.errors import UserMistakeError
-from kitestring_trainer.tasks import Task, TaskFields, TaskSet, load_tasks
+from kitestring_trainer.tasks import Task, TaskFields, TaskSet, load_tasks, split
 
 FIELDS = TaskFields(
     hidden=frozenset({"answer"}),
@@ -82,6 +83,28 @@ def test_a_file_without_usable_rows_is_the_users_to_mend(tmp_path: Path, name: s
     with pytest.raises(UserMistakeError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["argument", "environment"])
+def test_a_task_that_no_agent_can_be_started_with_is_invalid(source: str) -> None:
+    name = len("KITESTRING_TASK=") if source == "environment" else 0
+    fits = 128 * 1024 - 1 - name
+    fields = TaskFields(delivery=TaskDelivery.model_validate({"from": source, "format": "text", "field": "question"}))
+    rows = [{"question": text} for text in ("x" * fits, "x" * (fits + 1), "é" * (fits // 2 + 1), "a\0b", "ok")]
+    problems = [problem if isinstance(problem, str) else None for problem in (split(row, fields) for row in rows)]
+    assert problems[0] is None and problems[4] is None
+    for problem in problems[1:3]:
+        assert problem is not None and f"bytes) for the {source}, which holds 131071; use agentProtocol" in problem
+    assert problems[3] == f"has a NUL, which no {source} can hold; use agentProtocol.task.from: file or stdin"
+    for free in ("stdin", "file"):
+        delivery = TaskDelivery.model_validate({"from": free, "format": "text", "field": "question"})
+        assert all(isinstance(split(row, TaskFields(delivery=delivery)), Task) for row in rows)
+
+
+def test_a_long_task_as_json_is_measured_as_the_agent_gets_it() -> None:
+    fields = TaskFields(hidden=frozenset({"answer"}), delivery=TaskDelivery.model_validate({"from": "argument"}))
+    assert isinstance(split({"question": "x" * 131_000, "answer": "y" * 1000}, fields), Task)
+    assert "too long" in str(split({"question": '"' * 66_000, "answer": ""}, fields))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class TrainerConfig(Part):
             named = {"expectedField": scorer.expected_field, "patternField": scorer.pattern_field}
             required += [(name, f"spec.reward.builtin.{where}") for where, name in named.items() if name is not None]
         visible = None if tasks.visible_fields is None else tuple(tasks.visible_fields)
-        return TaskFields(hidden=frozenset(tasks.hidden_fields), visible=visible, required=tuple(required))
+        return TaskFields(frozenset(tasks.hidden_fields), visible, tuple(required), delivery)
 
 
 def read_config(path: Path) -> TrainerConfig:

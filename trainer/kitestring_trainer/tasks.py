@@ -9,8 +9,12 @@ from typing import Any, Literal
 
 import orjson
 
+from kitestring_api import names
+from kitestring_api.v1alpha1.agent_protocol import TaskDelivery
 from kitestring_trainer.errors import UserMistakeError
 
+ARGUMENT_BYTES = 128 * 1024
+"""Linux: MAX_ARG_STRLEN, the end's NUL included, of an argument and of a variable with its name."""
 TaskFormat = Literal["jsonl", "parquet"]
 _SHOWN = 3
 """Invalid rows named in a message; the others are counted."""
@@ -25,6 +29,8 @@ class TaskFields:
     """None: all but the hidden ones."""
     required: tuple[tuple[str, str], ...] = ()
     """(field of the row, where it is named)"""
+    delivery: TaskDelivery = field(default_factory=TaskDelivery)
+    """How a task is handed to the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,23 @@ def split(row: object, fields: TaskFields) -> Task | str:
     hidden = {key: value for key, value in row.items() if key in fields.hidden}
     keep = fields.visible
     visible = {key: value for key, value in row.items() if key not in hidden and (keep is None or key in keep)}
-    return Task(visible=visible, hidden=hidden)
+    return undeliverable(visible, fields.delivery) or Task(visible=visible, hidden=hidden)
+
+
+def undeliverable(visible: dict[str, Any], delivery: TaskDelivery) -> str | None:
+    """Why no agent can ever be started with this task; None where it can be handed over."""
+    if delivery.from_ not in ("argument", "environment"):
+        return None
+    whole = visible if delivery.field is None else visible.get(delivery.field)
+    text = whole.encode() if isinstance(whole, str) else orjson.dumps(whole)
+    remedy = "use agentProtocol.task.from: file or stdin"
+    if b"\0" in text:
+        return f"has a NUL, which no {delivery.from_} can hold; {remedy}"
+    if delivery.from_ == "environment":
+        text = f"{names.ENV_TASK}=".encode() + text
+    if len(text) >= ARGUMENT_BYTES:
+        return f"is too long ({len(text)} bytes) for the {delivery.from_}, which holds {ARGUMENT_BYTES - 1}; {remedy}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
