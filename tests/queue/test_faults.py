@@ -93,7 +93,6 @@ def test_an_agent_that_fails_may_count_as_zero(world: World) -> None:
     ("change", "klass", "reason"),
     [
         ({"ended": "signalled", "exit_code": None, "signal": 11}, "AgentFailed", "ended by signal 11"),
-        ({"ended": "memory", "exit_code": None}, "AgentFailed", "over the memory limit of the pool"),
         ({"ended": "deadline", "exit_code": None}, "TimedOut", "no end within 60 s"),
     ],
 )

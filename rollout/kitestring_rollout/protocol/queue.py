@@ -51,7 +51,7 @@ class HeartbeatReply(Message):
     ttl_seconds: float
 
 
-EndKind = Literal["exited", "signalled", "deadline", "memory", "startFailed", "cancelled", "executorLost"]
+EndKind = Literal["exited", "signalled", "deadline", "startFailed", "cancelled", "executorLost"]
 
 
 class Finish(Message):

@@ -31,8 +31,6 @@ def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str |
             return CLASS_AGENT_FAILED, _with_last_words(f"exit code {finish.exit_code}", finish)
         case "signalled":
             return CLASS_AGENT_FAILED, _with_last_words(f"ended by signal {finish.signal}", finish)
-        case "memory":
-            return CLASS_AGENT_FAILED, _with_last_words("over the memory limit of the pool", finish)
         case "deadline":
             return CLASS_TIMED_OUT, f"no end within {deadline_seconds:g} s"
         case "startFailed":
