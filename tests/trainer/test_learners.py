@@ -4,9 +4,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kitestring_trainer.collect import CollectLearner
 from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.driver import run
+from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.learners import learner_config, make_learner, resumable_step
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.queue.state import Tries
@@ -54,6 +57,13 @@ def test_what_the_backend_gets_of_the_run(world: World) -> None:
     assert config.weights_dtype == "float32"
     resumed = learner_config(verl(world), resumed_step=5)
     assert resumed.resume_from == world.folder / "run" / "checkpoints" / "state-000005"
+
+
+def test_more_than_one_node_is_refused(world: World) -> None:
+    config = verl(world)
+    spec = config.spec.model_copy(update={"trainer": config.spec.trainer.model_copy(update={"nodes": 2})})
+    with pytest.raises(UserMistakeError, match=r"spec\.trainer\.nodes is 2; allowed: 1\. This version starts Ray"):
+        make_learner(config.model_copy(update={"spec": spec}), 0)
 
 
 def test_all_linear_names_no_module(world: World) -> None:

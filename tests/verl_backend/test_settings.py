@@ -55,6 +55,15 @@ def test_refused_with_field_and_remedy(config, tmp_path, field, case):
     assert caught.value.remedy
 
 
+def test_more_gpus_than_there_are_are_refused(config, monkeypatch):
+    monkeypatch.setattr(settings, "visible_gpus", lambda: 2)
+    wanted = dataclasses.replace(config, device="cuda", gpus_per_node=3)
+    with pytest.raises(LearnerConfigError, match="gpus_per_node is 3; allowed: up to 2, the GPUs"):
+        VerlLearner(wanted)
+    VerlLearner(dataclasses.replace(wanted, gpus_per_node=2))
+    VerlLearner(dataclasses.replace(wanted, cluster_address="10.0.0.1:6379"))
+
+
 def make_state(folder, **content):
     with folders.WholeFolder(folder, folders.STATE_MARKER, content):
         pass

@@ -6,7 +6,14 @@ from typing import Literal
 
 from kitestring_trainer.collect import CollectLearner
 from kitestring_trainer.config import TrainerConfig
-from kitestring_trainer.learner import Learner, LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
+from kitestring_trainer.learner import (
+    Learner,
+    LearnerConfig,
+    LearnerConfigError,
+    LoraConfig,
+    LossConfig,
+    OptimizerConfig,
+)
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.verl_backend import folders
 
@@ -38,8 +45,12 @@ def weights_dtype(config: TrainerConfig) -> Literal["float32", "bfloat16"]:
 
 
 def learner_config(config: TrainerConfig, resumed_step: int) -> LearnerConfig:
-    """What the backend needs of the run."""
+    """What the backend needs of the run. Raises LearnerConfigError for what no backend can give."""
     spec, algorithm, trainer = config.spec, config.spec.algorithm, config.spec.trainer
+    if trainer.nodes > 1:
+        raise LearnerConfigError(
+            "spec.trainer.nodes", trainer.nodes, "1", "This version starts Ray on one node: use more gpusPerNode there."
+        )
     assert config.model is not None
     lora = config.policy.lora
     checkpoints = config.folder / "checkpoints"

@@ -132,6 +132,13 @@ def _problems(config: LearnerConfig) -> Iterator[LearnerConfigError]:
             "1 without cluster_address",
             "Start Ray on all nodes and give the address of its head, or train on one node.",
         )
+    if config.device == "cuda" and config.cluster_address is None and visible_gpus() < config.gpus_per_node:
+        yield LearnerConfigError(
+            "gpus_per_node",
+            config.gpus_per_node,
+            f"up to {visible_gpus()}, the GPUs that the trainer sees on this machine",
+            "Ask for no more than there are (spec.trainer.gpusPerNode), or give the trainer more.",
+        )
     own = {key.lstrip("+") for key in settings(config)}
     for key in config.overrides:
         bare = key.lstrip("+")
@@ -149,6 +156,13 @@ def _problems(config: LearnerConfig) -> Iterator[LearnerConfigError]:
                 ", ".join(f"{prefix}*" for prefix in USER_PREFIXES),
                 "verl does not read this key in this mode; remove the override.",
             )
+
+
+def visible_gpus() -> int:
+    """GPUs that a training process of this machine could use."""
+    import torch  # noqa: PLC0415  heavy
+
+    return torch.cuda.device_count()
 
 
 def compose(config: LearnerConfig) -> Any:
