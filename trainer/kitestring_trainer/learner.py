@@ -134,7 +134,8 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW. The learning rate of step s (from 1) is `learning_rate` · min(1, s / (warmup_steps + 1))."""
+    """AdamW. All updates of a step have the same learning rate. Of the s-th step (from 1) that makes an update it is
+    `learning_rate` · min(1, s / (warmup_steps + 1))."""
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.95)

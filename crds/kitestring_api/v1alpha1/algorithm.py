@@ -49,7 +49,13 @@ class Optimizer(ApiModel):
     )
     weight_decay: float = Field(0.01, ge=0, le=10, description="Weight decay.")
     grad_clip: float = Field(1.0, gt=0, le=1000, description="Largest norm of the gradient; it is scaled down to it.")
-    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Updates over which the learning rate rises.")
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Steps over which the learning rate rises; steps without an update do not count, all updates of a step "
+        "have the same rate.",
+    )
 
 
 class RowTokens(ApiModel):
