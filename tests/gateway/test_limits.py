@@ -136,14 +136,14 @@ async def test_a_body_that_is_too_long_is_refused_before_it_is_read(start: Start
 
 async def test_bodies_in_flight_are_bounded_over_all_attempts(start: Start) -> None:
     """The next body is refused unread, by 503 and when to ask again; an attempt that holds its share by 429."""
-    async with start(max_body_bytes=30_000, bodies_bytes=100_000) as gateway:
-        body = orjson.dumps(chat(pad="x" * 12_000))
+    async with start(max_body_bytes=7_500, bodies_bytes=25_000) as gateway:
+        body = orjson.dumps(chat(pad="x" * 3000))
         goes_on = asyncio.Event()
         gateway.policy.say(Plan(before=goes_on))
         attempts = [await gateway.open() for _ in range(5)]
         calls = [asyncio.create_task(gateway.post(opened, body)) for opened in attempts[:4] for _ in range(2)]
         await until(lambda: len(gateway.policy.requests) == 8)
-        assert b"gateway_body_bytes 9" in gateway.process.metrics_text()
+        assert b"gateway_body_bytes 24" in gateway.process.metrics_text()
         status, answer = await gateway.post(attempts[0], body)
         assert (status, answer["error"]["code"]) == (429, "bodies_limit")
         async with gateway.http.post(attempts[4].base_url + "/v1/chat/completions", data=body) as reply:
