@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kitestring_trainer import checkpoints, metrics
 from kitestring_trainer.driver import run
 from kitestring_trainer.metrics import MetricsFile, finite
 from tests.trainer.world import World
@@ -78,3 +79,17 @@ def test_going_back_drops_later_steps_and_half_a_line(tmp_path: Path) -> None:
         '{"step":3}',
     ]
     assert file.has_step(2) and not file.has_step(3) and not file.has_step(0)
+
+
+def test_what_the_index_and_the_figures_say_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of power they must not name what is gone, nor lack what was committed."""
+    flushed: list[str] = []
+    for module in (checkpoints, metrics):
+        monkeypatch.setattr(module, "flush", lambda path: flushed.append(path.name))
+    file = metrics.MetricsFile(tmp_path / "metrics.jsonl")
+    file.append({"step": 1})
+    file.rewind(1)
+    assert flushed == ["metrics.jsonl", "metrics.part", tmp_path.name]
+    flushed.clear()
+    checkpoints.Checkpoints(tmp_path, keep=1).rewind(0)
+    assert flushed == [".checkpoints.json.part", tmp_path.name]

@@ -40,8 +40,8 @@ def test_a_crash_before_the_rename_is_no_folder_and_is_written_over(tmp_path):
 
 def test_what_a_folder_holds_is_flushed_before_it_appears(tmp_path, monkeypatch):
     flushed = []
-    flush = folders._flush
-    monkeypatch.setattr(folders, "_flush", lambda path: (flushed.append(path), flush(path)))
+    flush = folders.flush
+    monkeypatch.setattr(folders, "flush", lambda path: (flushed.append(path), flush(path)))
     with folders.WholeFolder(tmp_path / "state-000001", folders.STATE_MARKER, {}) as folder:
         (folder / "actor" / "rank").mkdir(parents=True)
         (folder / "actor" / "rank" / "file").write_text("x")

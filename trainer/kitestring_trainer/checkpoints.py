@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kitestring_trainer.verl_backend.folders import export_weights
+from kitestring_trainer.verl_backend.folders import export_weights, flush
 
 INDEX = "checkpoints.json"
 
@@ -90,11 +89,10 @@ class Checkpoints:
             "latest": asdict(index.latest) if index.latest else None,
             "best": asdict(index.best) if index.best else None,
         }
-        with temporary.open("w") as file:
-            json.dump(data, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_text(json.dumps(data, indent=2))
+        flush(temporary)
         temporary.replace(self._root / INDEX)
+        flush(self._root)
 
 
 def _read(path: Path) -> CheckpointIndex:

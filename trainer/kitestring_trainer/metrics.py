@@ -14,10 +14,11 @@ from kitestring_trainer.commits import StepCommit
 from kitestring_trainer.learner import UpdateMetrics
 from kitestring_trainer.queue.rollouts import RolloutResult
 from kitestring_trainer.samples.batches import Samples
+from kitestring_trainer.verl_backend.folders import flush
 
 
 class MetricsFile:
-    """Appends one line per step; each line is written whole."""
+    """Appends one line per step; each line is written whole, and is on disk before the next step begins."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,7 +33,9 @@ class MetricsFile:
                 kept.append(line)
         temporary = self._path.with_suffix(".part")
         temporary.write_bytes(b"".join(kept))
+        flush(temporary)
         temporary.replace(self._path)
+        flush(self._path.parent)
 
     def has_step(self, step: int) -> bool:
         """Whether the figures of a step's rollouts are there."""
@@ -48,6 +51,7 @@ class MetricsFile:
     def append(self, line: Mapping[str, Any]) -> None:
         with self._path.open("ab") as file:
             file.write(orjson.dumps(finite(dict(line))) + b"\n")
+        flush(self._path)
 
 
 def finite(value: Any) -> Any:

@@ -36,19 +36,20 @@ class WholeFolder:
             return
         (self._temporary / self._marker).write_text(json.dumps(dict(self._content), indent=2) + "\n")
         for path in sorted(self._temporary.rglob("*"), reverse=True):  # what a folder holds comes before the folder
-            _flush(path)
-        _flush(self._temporary)
+            flush(path)
+        flush(self._temporary)
         # A folder of the same name is one that an earlier life of the run wrote for the same step. It goes last.
         aside = self._final.with_name(f".{self._final.name}.old")
         if self._final.exists():
             shutil.rmtree(aside, ignore_errors=True)
             self._final.replace(aside)
         self._temporary.replace(self._final)
-        _flush(self._final.parent)
+        flush(self._final.parent)
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have the disk hold a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
