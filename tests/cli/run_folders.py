@@ -126,7 +126,7 @@ class MadeUpRun:
                 "step": step,
                 "skipped": not made.counted,
                 "redone": False,
-                **rollout_metrics(made, results),
+                **rollout_metrics(made, [result.proof for result in results if result.proof is not None]),
                 **sample_metrics(samples),
                 "unix_time": self.now,
                 "incarnation": 1,

@@ -93,3 +93,16 @@ def test_what_the_index_and_the_figures_say_is_on_disk(tmp_path: Path, monkeypat
     flushed.clear()
     checkpoints.Checkpoints(tmp_path, keep=1).rewind(0)
     assert flushed == [".checkpoints.json.part", tmp_path.name]
+
+
+def test_figures_that_a_death_cost_are_made_from_the_traces(world: World) -> None:
+    world.start_workers()
+    whole = run(world.config(spec__steps=1), world.announce)
+    (line,) = world.metrics()
+    (world.folder / "run" / "metrics.jsonl").unlink()
+    world.listening.clear()
+    result = run(world.config(spec__steps=1, resume=True), world.announce)
+    (made,) = world.metrics()
+    assert made == {key: line[key] for key in made}
+    assert made["prompt_tokens"] > 0 and made["calls_total"] == 6
+    assert result.tokens == whole.tokens

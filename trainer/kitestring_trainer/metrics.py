@@ -12,7 +12,7 @@ import orjson
 from kitestring_rollout.protocol.run_status import ValidationResult
 from kitestring_trainer.commits import StepCommit
 from kitestring_trainer.learner import UpdateMetrics
-from kitestring_trainer.queue.rollouts import RolloutResult
+from kitestring_trainer.queue.proofs import Proof
 from kitestring_trainer.samples.batches import Samples
 from kitestring_trainer.verl_backend.folders import flush
 
@@ -63,10 +63,9 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def rollout_metrics(commit: StepCommit, results: Sequence[RolloutResult]) -> dict[str, Any]:
-    """Figures of the rollouts of one plan."""
+def rollout_metrics(commit: StepCommit, proofs: Sequence[Proof]) -> dict[str, Any]:
+    """Figures of the rollouts of one plan; `proofs` are those of its last attempts that were proven complete."""
     rewards = [rollout.reward for rollout in commit.counted if rollout.reward is not None]
-    proofs = [result.proof for result in results if result.proof is not None]
     calls = [call for proof in proofs for call in proof.calls]
     completion = [sum(call.completion_tokens or 0 for call in proof.calls) for proof in proofs]
     seconds = sorted(proof.end.seconds for proof in proofs if proof.end.seconds is not None)

@@ -13,6 +13,7 @@ from kitestring_trainer.incarnations import Incarnation
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.outcome import committed_rollouts
 from kitestring_trainer.plan import StepPlan
+from kitestring_trainer.queue.proofs import Proof
 from kitestring_trainer.queue.rollouts import QueueRules, Restored, RolloutResult
 from kitestring_trainer.queue.thread import QueueThread
 from kitestring_trainer.restoring import Archive, recommitted, remains
@@ -80,6 +81,14 @@ class PlanRunner:
         """Write down what became of the plan, unless that was done before."""
         if not ended.redone:
             self._ledger.put_commit(replace(ended.commit, validation=validation), replaces=ended.replaces)
+
+    def proofs(self, commit: StepCommit) -> list[Proof]:
+        """Of the committed attempts that storage still proves complete."""
+        before = self._ledger.plan(commit.mode, commit.step)
+        attempts = {rollout.attempt for rollout in commit.rollouts}
+        planned = {rollout.rollout for rollout in commit.rollouts}
+        found = () if before is None else self._archive.ended(before[1], planned.__contains__)
+        return [proof for proof in found if proof.attempt in attempts]
 
     def _new(
         self,

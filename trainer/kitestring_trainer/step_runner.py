@@ -159,7 +159,10 @@ class StepRunner:
         """What an earlier incarnation should have done after `step` and did not come to."""
         commit = self._parts.ledger.commit(MODE_TRAIN, step) if step else None
         if commit is not None and not self._parts.metrics.has_step(step):
-            self._parts.metrics.append({"step": step, "skipped": not commit.counted, **rollout_metrics(commit, ())})
+            figures = rollout_metrics(commit, self._plans.proofs(commit))
+            self._parts.metrics.append({"step": step, "skipped": not commit.counted, **figures})
+            self.totals.tokens += figures["prompt_tokens"] + figures["completion_tokens"]
+            self._publish()
         if validation_due(step, self._spec.steps, self._spec.validation):
             self._validate_between(step)
         if step not in {exported.step for exported in self._parts.checkpoints.index.exported}:
@@ -188,7 +191,7 @@ class StepRunner:
         samples = make_samples(step, self._version or "", self._scored(commit, results), self._sample_rules())
         self._parts.ledger.put_samples(step, samples.records)
         self._count(commit)
-        figures = rollout_metrics(commit, results)
+        figures = rollout_metrics(commit, [result.proof for result in results if result.proof is not None])
         nothing = self._nothing_to_learn(commit, samples)
         self._line = {
             "step": step,
