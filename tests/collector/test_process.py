@@ -208,9 +208,9 @@ def bucket_that_says(code: str, folder: Path) -> Iterator[dict[str, object]]:
 
 @pytest.mark.parametrize("code", ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "NoSuchBucket"])
 async def test_a_bucket_that_refuses_is_a_mistake_said_at_start(tmp_path: Path, code: str) -> None:
-    with bucket_that_says(code, tmp_path) as store:
-        with pytest.raises(UserMistakeError, match=f"store: bucket traces at .*{code}.*credentials that may list"):
-            await serve_until(config_of(tmp_path, store=store), asyncio.Event())
+    says = f"store: bucket traces at .*{code}.*credentials that may list"
+    with bucket_that_says(code, tmp_path) as store, pytest.raises(UserMistakeError, match=says):
+        await serve_until(config_of(tmp_path, store=store), asyncio.Event())
 
 
 async def test_a_bucket_that_is_away_at_start_is_waited_for(

@@ -76,33 +76,34 @@ class History(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.state = attempt(calls=12, concurrent_calls=3, tokens=500)
-        self.flying: list[int] = []
+        self.flying: dict[int, int] = {}
+        """Calls in flight, with what they reserve."""
         self.landed: list[int] = []
         self.settled = 0
 
-    @rule()
-    def admit(self) -> None:
+    @rule(asked=st.integers(0, 200))
+    def admit(self, asked: int) -> None:
         before = self.state.n_calls
+        room = self.state.room("policy", frozen=False)
+        reserve = min(asked, max(room, 0))
         try:
-            seq = self.state.admit("policy", frozen=False)
+            seq = self.state.admit("policy", frozen=False, reserve=reserve)
         except Refusal as refusal:
             assert self.state.n_calls == before
-            full = (
-                before == 12 or len(self.flying) == 3 or self.state.prompt_tokens + self.state.completion_tokens >= 500
-            )
+            full = before == 12 or len(self.flying) == 3 or room <= 0
             assert refusal.status == (410 if self.state.state is not State.OPEN else 429)
             assert self.state.state is not State.OPEN or full
         else:
             assert seq == before + 1 and self.state.state is State.OPEN
-            self.flying.append(seq)
+            self.flying[seq] = reserve
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), tokens=st.integers(0, 60))
     def leave(self, data: st.DataObject, tokens: int) -> None:
-        seq = data.draw(st.sampled_from(self.flying))
-        self.flying.remove(seq)
+        seq = data.draw(st.sampled_from(sorted(self.flying)))
+        reserved = self.flying.pop(seq)
         self.landed.append(seq)
-        self.state.leave("policy", frozen=False, prompt_tokens=tokens, completion_tokens=tokens)
+        self.state.leave("policy", frozen=False, prompt_tokens=tokens, completion_tokens=tokens, reserved=reserved)
 
     @precondition(lambda self: self.landed)
     @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES))
@@ -129,6 +130,7 @@ class History(RuleBasedStateMachine):
         assert counts.ok + counts.failed + counts.cancelled + counts.undelivered == self.settled
         assert counts.admitted == self.settled + len(self.flying) + len(self.landed)
         assert self.state.in_flight == len(self.flying) <= 3
+        assert self.state.reserved == sum(self.flying.values()) <= 500
         if not self.flying and not self.landed:
             assert self.state.payload_hashes() == tuple(
                 hashlib.sha256(b"%d" % seq).digest() for seq in range(1, counts.admitted + 1)
