@@ -198,7 +198,7 @@ BAD_FIELDS = (
         "put it in quotes",
     ),
     BadField(
-        POOL, {"spec.limits.memory": "lots"}, "spec.limits.memory", '"lots"', "quantity such as 512Mi", "Address space"
+        POOL, {"spec.limits.memory": "lots"}, "spec.limits.memory", '"lots"', "quantity such as 512Mi", "Private writable memory"
     ),
     BadField(
         POOL,
