@@ -198,7 +198,12 @@ BAD_FIELDS = (
         "put it in quotes",
     ),
     BadField(
-        POOL, {"spec.limits.memory": "lots"}, "spec.limits.memory", '"lots"', "quantity such as 512Mi", "Private writable memory"
+        POOL,
+        {"spec.limits.memory": "lots"},
+        "spec.limits.memory",
+        '"lots"',
+        "quantity such as 512Mi",
+        "Private writable memory",
     ),
     BadField(
         POOL,
