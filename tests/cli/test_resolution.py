@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -147,18 +148,24 @@ def test_what_does_not_resolve(tmp_path: Path, run: dict[str, Any], pool: dict[s
         assert word in str(caught.value)
 
 
-def test_a_resumed_run_takes_ports_that_are_free_now(tmp_path: Path) -> None:
+def test_a_resumed_run_leaves_a_port_that_was_taken(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.configs.mkdir()
-    gateway = {"agents": {"host": "127.0.0.1", "port": 1111}, "policies": [{"servers": ["http://127.0.0.1:2222"]}]}
-    (folder.configs / "gateway.json").write_text(json.dumps(gateway))
-    (folder.configs / "policy-server.json").write_text(json.dumps({"port": 2222, "model": "/m:2222"}))
-    move_to_free_ports(folder)
+    with socket.socket() as taken, socket.socket() as other:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        other.bind(("127.0.0.1", 0))
+        old, kept = taken.getsockname()[1], other.getsockname()[1]
+        other.close()
+        gateway = {"agents": {"port": kept}, "policies": [{"servers": [f"http://127.0.0.1:{old}"]}]}
+        (folder.configs / "gateway.json").write_text(json.dumps(gateway))
+        (folder.configs / "policy-server.json").write_text(json.dumps({"port": old, "model": f"/m:{old}"}))
+        move_to_free_ports(folder)
     policy = json.loads((folder.configs / "policy-server.json").read_text())
     moved = json.loads((folder.configs / "gateway.json").read_text())
-    assert policy["port"] != 2222 and policy["model"] == "/m:2222"
+    assert policy["port"] != old and policy["model"] == f"/m:{old}"
     assert moved["policies"][0]["servers"] == [f"http://127.0.0.1:{policy['port']}"]
-    assert moved["agents"]["port"] not in (1111, policy["port"])
+    assert moved["agents"]["port"] == kept
 
 
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:

@@ -87,13 +87,24 @@ def _hold_ports(stack: ExitStack, count: int) -> list[int]:
 
 
 def move_to_free_ports(folder: RunFolder) -> None:
-    """Give the configs of an earlier run ports that are free now; those it had may belong to another program."""
+    """Where another program has taken a port of an earlier run meanwhile, give its configs one that is free."""
     files = {path: json.loads(path.read_text()) for path in sorted(folder.configs.glob("*.json"))}
-    old = sorted({port for config in files.values() for port in _ports_in(config)})
+    ports = {port for config in files.values() for port in _ports_in(config)}
+    taken = sorted(port for port in ports if _is_taken(port))
     with ExitStack() as stack:
-        moved = dict(zip(old, _hold_ports(stack, len(old)), strict=True))
+        moved = dict(zip(taken, _hold_ports(stack, len(taken)), strict=True))
     for path, config in files.items():
         path.write_text(json.dumps(_moved(config, moved), indent=1) + "\n")
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
 
 
 def _ports_in(value: Any) -> Iterator[int]:
