@@ -8,9 +8,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -165,60 +164,3 @@ async def test_asked_to_end_it_finishes_the_requests_in_hand(
         await span
         await serving
         assert exporter.counts.retries == 0
-
-
-class RefusingBucket(BaseHTTPRequestHandler):
-    """An S3 server that answers everything with the error `code`."""
-
-    code = ""
-
-    def do_GET(self) -> None:
-        body = f"<?xml version='1.0'?><Error><Code>{self.code}</Code><Message>no</Message></Error>".encode()
-        self.send_response(404 if self.code == "NoSuchBucket" else 503 if self.code == "SlowDown" else 403)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def bucket_that_says(code: str, folder: Path) -> Iterator[dict[str, object]]:
-    """The config of a store on it."""
-    handler = type("Handler", (RefusingBucket,), {"code": code})
-    (folder / "key").write_text("key")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as bucket:
-        thread = threading.Thread(target=bucket.serve_forever)
-        thread.start()
-        try:
-            yield {
-                "kind": "s3",
-                "endpoint": f"127.0.0.1:{bucket.server_port}",
-                "bucket": "traces",
-                "secure": False,
-                "access_key_file": str(folder / "key"),
-                "secret_key_file": str(folder / "key"),
-            }
-        finally:
-            bucket.shutdown()
-            thread.join()
-
-
-@pytest.mark.parametrize("code", ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "NoSuchBucket"])
-async def test_a_bucket_that_refuses_is_a_mistake_said_at_start(tmp_path: Path, code: str) -> None:
-    says = f"store: bucket traces at .*{code}.*credentials that may list"
-    with bucket_that_says(code, tmp_path) as store, pytest.raises(UserMistakeError, match=says):
-        await serve_until(config_of(tmp_path, store=store), asyncio.Event())
-
-
-async def test_a_bucket_that_is_away_at_start_is_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    stop = asyncio.Event()
-    stop.set()
-    with bucket_that_says("SlowDown", tmp_path) as store:
-        await serve_until(config_of(tmp_path, store=store), stop)
-    assert "listening" in capsys.readouterr().out
-    assert "the object store is away" in caplog.text

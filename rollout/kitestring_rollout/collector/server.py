@@ -12,11 +12,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from kitestring_api import names
 from kitestring_api.errors import UserMistakeError
 from kitestring_rollout.collector.app import Collector, Credentials
 from kitestring_rollout.collector.config import CollectorConfig
-from kitestring_rollout.storage import ObjectStore, StoreRefused, StoreUnavailable, open_store
+from kitestring_rollout.storage import StoreUnavailable, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -68,24 +67,11 @@ def _application(config: CollectorConfig) -> web.Application:
             )
     try:
         store = open_store(config.store)
-        _look_into(store)
     except StoreUnavailable as error:
         raise UserMistakeError(f"store: {error}") from error
     except OSError as error:
         raise UserMistakeError(f"store: cannot read {error.filename}: {error.strerror}") from error
     return Collector(config, store, Credentials(trusted, agent)).application()
-
-
-def _look_into(store: ObjectStore) -> None:
-    """Raises UserMistakeError when the store refuses; one that is away may come back, and answers 503 until then."""
-    try:
-        next(iter(store.list(names.PREFIX_TRACES)), None)
-    except StoreRefused as error:
-        raise UserMistakeError(
-            f"store: {error}; it must be a bucket that is there, with credentials that may list, read and write it"
-        ) from error
-    except StoreUnavailable as error:
-        _log.warning("the object store is away, beginning without: %s", error)
 
 
 def _credential(field: str, path: Path) -> str:
