@@ -43,8 +43,9 @@ def running_seaweed(folder: Path) -> Iterator[Seaweed]:
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
-    ports = dict(zip(("master", "volume", "filer", "s3"), _free_ports(4), strict=True))
-    grpc = dict(zip(ports, _free_ports(4), strict=True))
+    free = _free_ports(8)  # all at once: ports of a second call could be those of the first
+    ports = dict(zip(("master", "volume", "filer", "s3"), free[:4], strict=True))
+    grpc = dict(zip(ports, free[4:], strict=True))
     command = [str(Path(sys.executable).with_name("weed")), f"-logdir={folder}", "server"]
     command += [f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.iam=false"]
     command += [f"-{part}.port={port}" for part, port in ports.items()]
