@@ -39,7 +39,14 @@ POOL: dict[str, Any] = {
     },
 }
 
-ABSENT = object()
+class _Absent:
+    """Stands for a field that is left out; its name is the same in every process, so that tests have the same ids."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
 """As a value of `changed`: take the field away."""
 
 
