@@ -69,7 +69,7 @@ demo: install ## train the calculator agent on two CPU cores, in about four minu
 
 .PHONY: test lint format bench test-vllm generate locks
 test: install-dev ## every test, the faults and one real training included
-	$(BIN)/pytest -m "not vllm" $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not vllm" -n 3 --dist loadfile $(PYTEST_ARGS)
 
 lint: install-dev ## formatting, lint, types, import contracts
 	$(BIN)/ruff format --check .
