@@ -210,7 +210,8 @@ class PolicyServer:
         return _json({"object": "list", "data": [card]})
 
     async def _health(self, _: web.Request) -> web.Response:
-        if self._engine.alive:
+        # The thread lives for a moment after it has reported its failure.
+        if self._engine.alive and self.error is None:
             return web.Response()
         status = HTTPStatus.SERVICE_UNAVAILABLE
         return _json(error_body("the decoding thread has ended", status), status)
