@@ -30,7 +30,10 @@ def figures_of(run: Path, wall_seconds: float) -> dict[str, float]:
     result: dict[str, Any] = json.loads((run / "result.json").read_text())
     if result["phase"] != "Succeeded":
         raise RuntimeError(f"{run}: {result['phase']}: {result['reason']} {result['message']}")
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "agreement_tokens" in line]
+    if len(steps) != result["steps"]:
+        raise RuntimeError(f"{run}: {len(steps)} of {result['steps']} steps have figures of an update")
     before, after = result["validation_before"]["sampled"], result["validation_after"]["sampled"]
     return {
         "wall seconds": wall_seconds,
