@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -194,8 +194,8 @@ def _result(folder: RunFolder, failure: tuple[str, str] | None) -> dict[str, Any
         "reason": reason,
         "message": message,
         "steps": left.get("step", 0),
-        "validation_before": _validation(validation, min),
-        "validation_after": _validation(validation, max),
+        "validation_before": _validation([result for result in validation if result["step"] == 0]),
+        "validation_after": _validation([result for result in validation if result["step"] > 0]),
         "rollouts": left.get("rollouts", {}),
         "excluded": left.get("excluded", 0),
         "superseded": left.get("superseded", 0),
@@ -205,19 +205,17 @@ def _result(folder: RunFolder, failure: tuple[str, str] | None) -> dict[str, Any
     }
 
 
-def _validation(results: Sequence[dict[str, Any]], which: Callable[..., int]) -> dict[str, dict[str, Any]]:
-    """Figures by mode (greedy, sampled) of the first or the last validated step."""
-    if not results:
-        return {}
-    step = which(result["step"] for result in results)
+def _validation(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Figures by mode (greedy, sampled) of the last validated step among the results."""
+    last = max((result["step"] for result in results), default=0)
     return {
         result["mode"].removeprefix("validation-"): {
-            "step": step,
+            "step": last,
             "reward": result["reward"],
             "tool_use": result["tool_use"],
             "scored": result["scored"],
             "rollouts": result["rollouts"],
         }
         for result in results
-        if result["step"] == step
+        if result["step"] == last
     }

@@ -294,4 +294,6 @@ def _worker(run: LocalRun, folder: RunFolder, ports: Ports, index: int) -> Worke
             processes=pool.limits.processes,
         ),
         scratch_root=folder.scratch,
+        # What ends the worker of a local run ends the whole run: no rollout of it can count any more.
+        drain_seconds=0.0,
     )

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 """How long a part may take until it serves: torch on a busy machine needs most of it."""
-STOP_SECONDS = 15.0
-"""How long a part may take to end after SIGTERM before it is killed."""
+STOP_SECONDS = 60.0
+"""How long a part may take to end after SIGTERM before it is killed: a trainer first saves what it has."""
 RESTARTS = 5
 """A part that crashed so often is not started again: the run ends."""
 
