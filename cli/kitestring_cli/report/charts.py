@@ -1,20 +1,42 @@
-"""Charts as SVG for a page of its own: no script, no font, no colour but the page's variables. Pure."""
+"""Charts as SVG for a page of its own: no script, no font, no colour but the page's variables.
+
+matplotlib draws them; importing it takes most of a second, so this module is imported where a page is made.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from io import StringIO
 from typing import Final
+from xml.etree import ElementTree
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from kitestring_cli.report.numbers import number
 
 WIDTH: Final = 440
 HEIGHT: Final = 224
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 12, 36
+_POINTS_PER_INCH = 72
+"""Of an SVG by matplotlib: what is given in points becomes the units of its viewBox."""
 _DOTS = 60
 """Points up to which each gets a dot with its value."""
 MOST_POINTS: Final = 300
 MOST_BARS: Final = 60
+
+_INKS: Final = tuple(f"#00010{place}" for place in range(6))
+_GRID: Final = "#000106"
+_VARIABLES: Final = {**{ink: f"var(--c{place})" for place, ink in enumerate(_INKS)}, _GRID: "var(--line)"}
+"""matplotlib knows no CSS variables: these colours stand for them until the picture is drawn.
+
+None is black, the colour that it leaves out."""
 
 Point = tuple[float, float]
 """(step, value)"""
@@ -36,36 +58,32 @@ def line_chart(label: str, series: Sequence[Series], *, from_zero: bool = False)
         return ""
     values = [value for one in lines for _, value in one.points]
     steps = [step for one in lines for step, _ in one.points]
-    frame = _Frame.around(steps, values, from_zero=from_zero)
-    parts = list(frame.axes())
-    for place, one in enumerate(lines):
-        parts.extend(_line(frame, one, place))
-    return _svg(label, parts)
+    with _settings(label):
+        picture = _Picture()
+        for place, one in enumerate(lines):
+            picture.line(one, _INKS[place % len(_INKS)])
+        picture.span(min(steps), max(steps), values, from_zero=from_zero)
+        return picture.svg(label)
 
 
 def bar_chart(label: str, steps: Sequence[int], layers: Mapping[str, Sequence[float]]) -> str:
     """A bar for each step, its layers on top of each other; "" without steps. Of many steps neighbours are averaged."""
-    if not steps:
+    if not steps or not layers:
         return ""
     thin = {name: thinned(list(zip(steps, layer, strict=True)), MOST_BARS) for name, layer in layers.items()}
-    columns = [step for step, _ in next(iter(thin.values()))] if thin else []
-    totals = [sum(layer[index][1] for layer in thin.values()) for index in range(len(columns))]
+    columns = [step for step, _ in next(iter(thin.values()))]
     gap = (columns[1] - columns[0]) if len(columns) > 1 else 1.0
-    frame = _Frame.around([columns[0] - gap / 2, columns[-1] + gap / 2], [0.0, *totals], from_zero=True)
-    parts = list(frame.axes())
-    width = max(1.0, 0.72 * (frame.x(columns[0] + gap) - frame.x(columns[0])))
-    for index, step in enumerate(columns):
-        base = 0.0
+    tops = [0.0] * len(columns)
+    with _settings(label):
+        picture = _Picture()
         for place, (name, layer) in enumerate(thin.items()):
-            value = layer[index][1]
-            if value > 0:
-                top, height = frame.y(base + value), frame.y(base) - frame.y(base + value)
-                parts.append(
-                    f'<rect class="f{place % 6}" x="{frame.x(step) - width / 2:.1f}" y="{top:.1f}" '
-                    f'width="{width:.1f}" height="{height:.1f}">{_title(name, step, value)}</rect>'
-                )
-                base += value
-    return _svg(label, parts)
+            for index, (step, value) in enumerate(layer):
+                if value > 0:
+                    ink, title = _INKS[place % len(_INKS)], _title(name, step, value)
+                    picture.bar((step, tops[index]), (0.72 * gap, value), ink, title)
+                    tops[index] += value
+        picture.span(columns[0] - gap / 2, columns[-1] + gap / 2, tops, from_zero=True)
+        return picture.svg(label)
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
@@ -77,85 +95,118 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return [(sum(step for step, _ in cell) / len(cell), sum(v for _, v in cell) / len(cell)) for cell in cells]
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers that cover `low` to `high`, at most `most` and at least two."""
-    span = high - low
-    rough = span / max(1, most - 1)
-    unit = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
-    for factor in (1, 2, 5, 10, 20, 50):
-        step = factor * unit
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if last - first + 1 <= most:
-            break
-    return [index * step for index in range(first, max(last, first + 1) + 1)]
+def _settings(label: str) -> AbstractContextManager[None]:
+    """matplotlib's own, not the user's. The same chart has the same text always; charts of two labels share no id."""
+    return style.context(["default", {"svg.fonttype": "none", "svg.hashsalt": label}])
+
+
+def _title(name: str, step: float, value: float) -> str:
+    return f"{name}, step {number(step)}: {number(value)}"
+
+
+def _empty() -> Figure:
+    figure = Figure(figsize=(WIDTH / _POINTS_PER_INCH, HEIGHT / _POINTS_PER_INCH), frameon=False)
+    FigureCanvasSVG(figure)
+    place = (_LEFT / WIDTH, _BOTTOM / HEIGHT, 1 - (_LEFT + _RIGHT) / WIDTH, 1 - (_TOP + _BOTTOM) / HEIGHT)
+    axes = figure.add_axes(place, frameon=False)
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", color=_GRID, linewidth=1, clip_on=False)
+    axes.tick_params(left=False, bottom=False, length=0, pad=6)
+    axes.set_xlabel("step", loc="right", labelpad=4)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    return figure
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """From steps and values to places in the picture."""
+class _Picture:
+    """A figure that is being drawn, and the titles that its dots and bars will get."""
 
-    x_ticks: Sequence[float]
-    y_ticks: Sequence[float]
-    x_low: float
-    x_high: float
+    figure: Figure = field(default_factory=_empty)
+    titles: dict[str, list[str]] = field(default_factory=dict)
 
-    @classmethod
-    def around(cls, steps: Sequence[float], values: Sequence[float], *, from_zero: bool) -> _Frame:
+    @property
+    def axes(self) -> Axes:
+        return self.figure.axes[0]
+
+    def line(self, one: Series, ink: str) -> None:
+        dots = len(one.points) <= _DOTS
+        self.axes.plot(
+            [step for step, _ in one.points],
+            [value for _, value in one.points],
+            color=ink,
+            linewidth=2,
+            linestyle=(0, (2.5, 2)) if one.dashed else "solid",
+            marker="o" if dots else "",
+            markersize=5.6,
+            markeredgewidth=0,
+            clip_on=False,
+            gid=self._named([_title(one.name, step, value) for step, value in one.points] if dots else []),
+        )
+
+    def bar(self, foot: Point, size: Point, ink: str, title: str) -> None:
+        """`foot`: the middle of its lower edge; `size`: steps wide, values high."""
+        (step, bottom), (width, height) = foot, size
+        self.axes.bar(step, height, width, bottom, color=ink, clip_on=False, gid=self._named([title]))
+
+    def _named(self, titles: list[str]) -> str:
+        """A name for what is drawn next; `titles` are those of its dots, or the one of its bar."""
+        name = f"drawn-{len(self.titles)}"
+        self.titles[name] = titles
+        return name
+
+    def span(self, first: float, last: float, values: Sequence[float], *, from_zero: bool) -> None:
+        """The axes reach over these steps from edge to edge, and from tick to tick over these values."""
         low, high = min(values), max(values)
         if from_zero:
             low, high = min(0.0, low), max(0.0, high)
         if low == high:
             pad = abs(high) / 2 or 0.5
             low, high = (0.0, high + pad) if from_zero and low >= 0 else (low - pad, high + pad)
-        x_low, x_high = min(steps), max(steps)
-        if x_low == x_high:
-            x_low, x_high = x_low - 0.5, x_high + 0.5
-        whole = [tick for tick in ticks(x_low, x_high, 9) if x_low <= tick <= x_high and tick == int(tick)]
-        return cls(whole, ticks(low, high, 6), x_low, x_high)
+        ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(low, high)
+        self.axes.set_yticks(ticks)
+        self.axes.set_ylim(ticks[0], ticks[-1])
+        whole = MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+        self.axes.xaxis.set_major_locator(whole)
+        self.axes.set_xlim(*((first, last) if first < last else (first - 0.5, last + 0.5)))
 
-    def x(self, step: float) -> float:
-        return _LEFT + (step - self.x_low) / (self.x_high - self.x_low) * (WIDTH - _LEFT - _RIGHT)
-
-    def y(self, value: float) -> float:
-        low, high = self.y_ticks[0], self.y_ticks[-1]
-        return HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
-
-    def axes(self) -> Iterator[str]:
-        for tick in self.y_ticks:
-            y = self.y(tick)
-            yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick)}</text>'
-        for tick in self.x_ticks:
-            place = f'x="{self.x(tick):.1f}" y="{HEIGHT - _BOTTOM + 16}"'
-            yield f'<text class="tick" {place} text-anchor="middle">{number(tick)}</text>'
-        yield f'<text class="tick" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
+    def svg(self, label: str) -> str:
+        """The element of the page."""
+        drawn = StringIO()
+        self.figure.savefig(drawn, format="svg", metadata={"Date": None})
+        root = ElementTree.fromstring(drawn.getvalue())  # noqa: S314 - matplotlib's own output, none of a user's words
+        return _inline(root, label, self.titles)
 
 
-def number(value: float) -> str:
-    """A number as short as it can be read."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1e6 or size < 1e-3:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:,.4g}" if size < 1e3 else f"{value:,.0f}"
+def _inline(root: ElementTree.Element, label: str, titles: Mapping[str, Sequence[str]]) -> str:
+    """A document of matplotlib's as an element of the page: its sizes, fonts and colours are left to the page."""
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {name.rpartition("}")[2]: " ".join(value.split()) for name, value in element.attrib.items()}
+        element.tail = None
+        if element.tag != "text":
+            element.text = None
+    for element in list(root.iter()):
+        # matplotlib's style sheet would hold for the whole page.
+        for child in [child for child in element if child.tag in ("metadata", "style")]:
+            element.remove(child)
+    used = {element.attrib["href"].removeprefix("#") for element in root.iter("use")}
+    for element in root.iter():
+        name = element.attrib.get("id", "")
+        if name not in used:
+            element.attrib.pop("id", None)
+        if element.tag == "text":
+            element.attrib["class"] = "tick"
+        if "style" in element.attrib:
+            element.attrib["style"] = _styled(element.attrib["style"])
+        if titles.get(name):
+            marks = list(element.iter("use")) or list(element.iter("path"))
+            for mark, title in zip(marks, titles[name], strict=True):
+                ElementTree.SubElement(mark, "title").text = title
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def _line(frame: _Frame, one: Series, place: int) -> Iterator[str]:
-    path = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in one.points)
-    dashes = ' stroke-dasharray="5 4"' if one.dashed else ""
-    yield f'<polyline class="s{place % 6}" points="{path}"{dashes}/>'
-    if len(one.points) <= _DOTS:
-        for step, value in one.points:
-            where = f'cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}"'
-            yield f'<circle class="f{place % 6}" {where} r="2.8">{_title(one.name, step, value)}</circle>'
-
-
-def _title(name: str, step: float, value: float) -> str:
-    return f"<title>{escape(name)}, step {number(step)}: {number(value)}</title>"
-
-
-def _svg(label: str, parts: Sequence[str]) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
-    return "".join([head, *parts, "</svg>"])
+def _styled(declarations: str) -> str:
+    parts = [part.strip().partition(": ") for part in declarations.split(";")]
+    return "; ".join(f"{key}: {_VARIABLES.get(value, value)}" for key, _, value in parts if not key.startswith("font"))

@@ -14,8 +14,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_cli.inspection.advice import advise
 from kitestring_cli.inspection.records import RunRecords
 from kitestring_cli.inspection.summary import Summary, summarise
-from kitestring_cli.report.charts import number
-from kitestring_cli.report.curves import charts
+from kitestring_cli.report.numbers import number
 from kitestring_cli.report.samples import Comparison, comparisons
 from kitestring_cli.report.settings import settings
 from kitestring_cli.run.folder import RunFolder, open_run_folder
@@ -40,6 +39,9 @@ def write_report(run_folder: Path) -> Path:
 
 def render(folder: RunFolder) -> str:
     """The page. Everything that agents, models and users wrote is escaped by the template."""
+    # matplotlib takes most of a second to import: nothing that only might write a page is to wait for it.
+    from kitestring_cli.report.curves import charts  # noqa: PLC0415
+
     records = RunRecords(folder)
     summary = summarise(records)
     shown, missing = _samples(records)
