@@ -39,6 +39,7 @@ POOL: dict[str, Any] = {
     },
 }
 
+
 class _Absent:
     """Stands for a field that is left out; its name is the same in every process, so that tests have the same ids."""
 
