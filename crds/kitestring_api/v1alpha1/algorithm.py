@@ -53,8 +53,8 @@ class Optimizer(ApiModel):
         0,
         ge=0,
         le=1_000_000,
-        description="Steps over which the learning rate rises; steps without an update do not count, all updates of a step "
-        "have the same rate.",
+        description="Steps over which the learning rate rises; steps without an update do not count, all updates of a "
+        "step have the same rate.",
     )
 
 
