@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from kitestring_rollout.traces import codec
+from kitestring_rollout.traces import attributes, codec
 from kitestring_rollout.traces.codec import PayloadCorrupt
 from kitestring_rollout.traces.decoder import decode_calls, decode_end
 from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan, encode_end
@@ -19,7 +20,7 @@ from kitestring_rollout.traces.objects import scan
 from kitestring_rollout.traces.proof import CallSpan, EndSpan
 from kitestring_rollout.traces.records import CallRecord, ChoiceRecord, VersionSpan
 from kitestring_rollout.traces.requests import export_request
-from tests.traces.rollouts import attempts, call, encoded, end, identity, int32, plain
+from tests.traces.rollouts import attempts, call, encoded, end, identity, int32, plain, texts
 
 
 def read(spans: list[EncodedSpan], contents: bool = True) -> tuple[list[CallSpan], list[EndSpan]]:
@@ -169,3 +170,29 @@ def test_shared_ids(first: list[int], second: list[int]) -> None:
         (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
     assert codec.shared_ids(int32(*first).tobytes(), int32(*second).tobytes()) == expected
+
+
+@given(attempts(), st.booleans())
+def test_spans_are_written_as_protobuf_writes_them(calls: list[CallRecord], contents: bool) -> None:
+    for span in encoded(calls, identity(), record_contents=contents):
+        assert Span.FromString(span.data).SerializeToString() == span.data
+
+
+@given(st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False), st.lists(texts))
+def test_attributes_hold_any_number_and_text(number: int, real: float, many: list[str]) -> None:
+    one, two, three, four = Span.FromString(
+        attributes.number("n", number)
+        + attributes.real("r", real)
+        + attributes.texts("t", many)
+        + attributes.flag("f", False)
+    ).attributes
+    assert (one.key, one.value.int_value) == ("n", number)
+    assert (two.key, repr(two.value.double_value)) == ("r", repr(real))
+    assert (three.key, [value.string_value for value in three.value.array_value.values]) == ("t", many)
+    assert (four.key, four.value.WhichOneof("value"), four.value.bool_value) == ("f", "bool_value", False)
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 1 << 21])
+def test_a_text_of_any_length_is_an_attribute(size: int) -> None:
+    (found,) = Span.FromString(attributes.text("name", "x" * size)).attributes
+    assert found.value.string_value == "x" * size

@@ -16,22 +16,23 @@ from kitestring_rollout.traces.attributes import (
     OPERATIONS,
     call_attributes,
     identity_attributes,
-    number_attribute,
-    text_attribute,
-    value_attribute,
+    number,
+    real,
+    text,
 )
 from kitestring_rollout.traces.identity import call_span_id, root_span_id, trace_id
 from kitestring_rollout.traces.messages import to_semconv
 from kitestring_rollout.traces.records import AttemptIdentity, CallRecord, ChoiceRecord, EndRecord, Json
 
 PROOF_FORMAT = "1"
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 TEXT_MARK = "kitestring.text"
 """Marks an output message that stands for the text of a completion."""
 MAX_CONVERSATIONS = 4
 """So many interleaved conversations of an attempt (sub-agents) are told apart for the delta; more cost bytes only."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedSpan:
     """A span as the exporter sends it."""
 
@@ -41,7 +42,7 @@ class EncodedSpan:
     """32 bytes: what the attempt's digest is made of."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Conversation:
     """What the next call of a conversation probably begins with."""
 
@@ -73,15 +74,10 @@ class CallEncoder:
         """The span of a call; raises ValueError for a record that contradicts itself."""
         if record.identity is not self._identity and record.identity != self._identity:
             raise ValueError(f"call {record.seq} belongs to attempt {record.attempt}, not {self._identity.attempt}")
-        prompt = _packed(record.prompt_token_ids, "<i4")
+        prompt = _packed(record.prompt_token_ids, _INT32)
         head, arrays = _call_head(record, prompt)
-        base = self._base(prompt, record)
-        messages, shared = record.messages, 0
-        base_shared = 0
-        if base is not None:
-            base_shared = codec.shared_ids(base.ids, prompt)
-            shared = _shared_messages(base.messages, record.messages)
-            messages = record.messages[shared:]
+        base, base_shared, shared = self._base(prompt, record)
+        messages = record.messages[shared:] if shared else record.messages
         head["identity"] = self._head
         head["prompt"] = {
             "base": base.seq if base is not None else 0,
@@ -89,15 +85,6 @@ class CallEncoder:
             "count": len(prompt) // 4,
             "sha256": hashlib.sha256(prompt).hexdigest(),
         }
-        span = Span(
-            trace_id=self._trace_id,
-            span_id=call_span_id(record.attempt, record.epoch, record.seq),
-            parent_span_id=self._root,
-            name=f"{OPERATIONS[record.api]} {record.model}",
-            kind=Span.SPAN_KIND_CLIENT,
-            start_time_unix_nano=record.started_unix_nano,
-            end_time_unix_nano=record.ended_unix_nano,
-        )
         contents: list[tuple[str, str]] = []
         if self._contents:
             new_tools = record.tools if base is None or base.tools != record.tools else None
@@ -110,29 +97,39 @@ class CallEncoder:
             }
         payload = codec.pack(head, [prompt[4 * base_shared :], *arrays])
         hashed = codec.payload_sha256("c", self._trace_id, record.epoch, record.seq, payload)
-        attributes = span.attributes
-        text_attribute(attributes, names.PROOF, f"{PROOF_FORMAT}:c:{record.epoch}:{record.seq}:{hashed.hex()}")
-        text_attribute(attributes, names.PAYLOAD, payload)
-        span.MergeFromString(self._fixed)
-        call_attributes(attributes, record)
+        span = Span(
+            trace_id=self._trace_id,
+            span_id=call_span_id(record.attempt, record.epoch, record.seq),
+            parent_span_id=self._root,
+            name=f"{OPERATIONS[record.api]} {record.model}",
+            kind=Span.SPAN_KIND_CLIENT,
+            start_time_unix_nano=record.started_unix_nano,
+            end_time_unix_nano=record.ended_unix_nano,
+        )
+        parts = [
+            span.SerializeToString(),
+            text(names.PROOF, f"{PROOF_FORMAT}:c:{record.epoch}:{record.seq}:{hashed.hex()}"),
+            text(names.PAYLOAD, payload),
+            self._fixed,
+            *call_attributes(record),
+        ]
         if self._contents:
-            number_attribute(attributes, names.MESSAGES_SHARED, shared)
-            for name, text in contents:
-                text_attribute(attributes, name, text)
+            parts.append(number(names.MESSAGES_SHARED, shared))
+            parts += [text(name, value) for name, value in contents]
         if record.outcome != "ok":
-            span.status.code = Status.STATUS_CODE_ERROR
-            span.status.message = record.error or record.outcome
-            text_attribute(attributes, names.ERROR_TYPE, str(record.status) if record.status else record.outcome)
+            parts.append(text(names.ERROR_TYPE, str(record.status) if record.status else record.outcome))
+            parts.append(_failed(record.error or record.outcome))
         if base is not None and (4 * base_shared == len(base.ids) or shared == len(base.messages) > 0):
             self._conversations.remove(base)  # this call goes on where that one ended
         elif len(self._conversations) == MAX_CONVERSATIONS:
             del self._conversations[0]
-        reply = _packed(record.choices[0].token_ids, "<i4") if record.choices else b""
+        reply = _packed(record.choices[0].token_ids, _INT32) if record.choices else b""
         self._conversations.append(_Conversation(record.seq, prompt + reply, record.messages, record.tools))
-        return EncodedSpan(span.SerializeToString(), hashed)
+        return EncodedSpan(b"".join(parts), hashed)
 
-    def _base(self, prompt: bytes, record: CallRecord) -> _Conversation | None:
-        """The conversation that shares most with this call; the newest of equals, None when none shares anything."""
+    def _base(self, prompt: bytes, record: CallRecord) -> tuple[_Conversation | None, int, int]:
+        """The conversation that shares most with this call, and how many ids and messages; the newest of equals, None
+        when none shares anything."""
         best, most = None, (0, 0)
         for conversation in reversed(self._conversations):
             shared = (
@@ -143,7 +140,7 @@ class CallEncoder:
                 best, most = conversation, shared
                 if shared[0] and 4 * shared[0] == len(conversation.ids):
                     break
-        return best
+        return best, *most
 
 
 def encode_end(record: EndRecord, *, record_contents: bool = True) -> EncodedSpan:
@@ -175,28 +172,32 @@ def encode_end(record: EndRecord, *, record_contents: bool = True) -> EncodedSpa
         start_time_unix_nano=record.started_unix_nano,
         end_time_unix_nano=record.ended_unix_nano,
     )
-    attributes = span.attributes
-    text_attribute(attributes, names.PROOF, f"{PROOF_FORMAT}:e:{record.epoch}:0:{hashed.hex()}")
-    text_attribute(attributes, names.PAYLOAD, payload)
-    span.MergeFromString(identity_attributes(identity))
-    text_attribute(attributes, names.OPERATION, "invoke_agent")
-    text_attribute(attributes, names.OUTCOME, record.outcome)
-    number_attribute(attributes, names.N_CALLS, record.n_calls)
+    parts = [
+        text(names.PROOF, f"{PROOF_FORMAT}:e:{record.epoch}:0:{hashed.hex()}"),
+        text(names.PAYLOAD, payload),
+        identity_attributes(identity),
+        text(names.OPERATION, "invoke_agent"),
+        text(names.OUTCOME, record.outcome),
+        number(names.N_CALLS, record.n_calls),
+    ]
     if record.exit_code is not None:
-        number_attribute(attributes, names.EXIT_CODE, record.exit_code)
+        parts.append(number(names.EXIT_CODE, record.exit_code))
     if record.reason is not None:
-        text_attribute(attributes, names.REASON, record.reason)
+        parts.append(text(names.REASON, record.reason))
     if record_contents and record.output is not None:
-        text_attribute(attributes, names.OUTPUT, record.output)
+        parts.append(text(names.OUTPUT, record.output))
     if record.reward is not None:
-        value_attribute(attributes, names.REWARD).double_value = record.reward
+        parts.append(real(names.REWARD, record.reward))
+    if record.outcome != "Succeeded":
+        parts.append(text(names.ERROR_TYPE, record.outcome))
+    span.MergeFromString(b"".join(parts))
+    if record.reward is not None:
         event = span.events.add(time_unix_nano=record.ended_unix_nano, name=names.EVALUATION_EVENT)
-        text_attribute(event.attributes, names.EVALUATION_NAME, record.reward_source or "reward")
-        value_attribute(event.attributes, names.EVALUATION_SCORE).double_value = record.reward
+        event.attributes.add(key=names.EVALUATION_NAME).value.string_value = record.reward_source or "reward"
+        event.attributes.add(key=names.EVALUATION_SCORE).value.double_value = record.reward
     if record.outcome != "Succeeded":
         span.status.code = Status.STATUS_CODE_ERROR
         span.status.message = record.reason or record.outcome
-        text_attribute(attributes, names.ERROR_TYPE, record.outcome)
     return EncodedSpan(span.SerializeToString(), hashed)
 
 
@@ -214,11 +215,17 @@ def identity_head(identity: AttemptIdentity) -> Json:
     }
 
 
+def _failed(message: str) -> bytes:
+    """The status of a span, serialised: its last field."""
+    data: bytes = Span(status=Status(code=Status.STATUS_CODE_ERROR, message=message)).SerializeToString()
+    return data
+
+
 def _call_head(record: CallRecord, prompt: bytes) -> tuple[Json, list[bytes]]:
     choices: list[Json] = []
     arrays: list[bytes] = []
     for choice in record.choices:
-        ids, logprobs = _packed(choice.token_ids, "<i4"), _packed(choice.logprobs, "<f4")
+        ids, logprobs = _packed(choice.token_ids, _INT32), _packed(choice.logprobs, _FLOAT32)
         _check_choice(record.seq, choice, len(ids) // 4, len(logprobs) // 4)
         arrays += (ids, logprobs)
         choices.append(
@@ -305,8 +312,8 @@ def _shared_messages(known: tuple[Json, ...], messages: tuple[Json, ...]) -> int
     return shared
 
 
-def _packed(array: np.ndarray[Any, Any], dtype: str) -> bytes:
-    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+def _packed(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bytes:
+    return (array if array.dtype is dtype else array.astype(dtype)).tobytes()
 
 
 def _json(value: Any) -> str:
