@@ -37,7 +37,7 @@ class MalformedReply(ValueError):
     """The model server's reply is not of OpenAI's shape; the message says how."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Captured:
     """What a call's record needs of its reply."""
 

@@ -61,7 +61,7 @@ class CallRules:
     max_body_bytes: int = 32 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """What the agent asked to see; the rest of what the gateway asks for is taken out of the reply."""
 
@@ -76,7 +76,7 @@ class Asked:
         return not (self.logprobs or self.token_ids or self.weight_versions)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """A request ready to be sent to a model's server, and what its record needs of it."""
 

@@ -1,6 +1,7 @@
 """What a rollout leaves behind, as plain data: one `CallRecord` per numbered call, one `EndRecord` per attempt.
 
-Token ids and logprobs are numpy arrays; everything else is JSON-able. Records compare by identity, not by value.
+Token ids and logprobs are numpy arrays; everything else is JSON-able. Records compare by identity, not by value. Nobody
+changes one once it is made; Python's own guard against it would cost a tenth of making it into a span.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class VersionSpan:
     end: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ChoiceRecord:
     """One choice of a reply. T = response tokens; arrays are empty where the server did not report them."""
 
@@ -73,7 +74,7 @@ UNREACHABLE: Final = "upstream_unavailable"
 """Code of a refusal that the gateway gave because no server of the model answered."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class CallRecord:
     """One numbered call of an attempt, whatever became of it. P = prompt tokens."""
 
