@@ -29,6 +29,8 @@ from kitestring_rollout.traces.records import (
 MISSING_LOGPROB: Final = -9999.0
 """What vLLM reports where it has none."""
 
+_INT32: Final = np.dtype(np.int32)
+_FLOAT32: Final = np.dtype(np.float32)
 NO_NUMBERS: Final = (None,)
 """In place of a list that is none: what it is part of has no ids or logprobs then."""
 
@@ -251,7 +253,7 @@ def _ids(values: Any) -> TokenIds:
     if not values or not isinstance(values, list):
         return NO_IDS
     try:
-        return np.frombuffer(array("i", values), dtype=np.int32)
+        return np.frombuffer(array("i", values), _INT32)
     except (TypeError, OverflowError):
         return NO_IDS
 
@@ -261,7 +263,7 @@ def _logprobs(values: list[Any], length: int) -> Logprobs:
     if len(values) != length or not length:
         return NO_LOGPROBS
     try:
-        found = np.frombuffer(array("f", values), dtype=np.float32)
+        found = np.frombuffer(array("f", values), _FLOAT32)
     except TypeError:
         return NO_LOGPROBS
     if min(values) <= MISSING_LOGPROB or not math.isfinite(sum(values)):

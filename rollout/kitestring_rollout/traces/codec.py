@@ -25,6 +25,7 @@ ZSTD_FROM_BYTES = 2048
 MAX_DECODED_BYTES = 1 << 30
 
 _LENGTH = struct.Struct("<I")
+_INT32 = np.dtype("<i4")
 
 
 class PayloadCorrupt(ValueError):
@@ -106,5 +107,5 @@ def shared_ids(first: bytes, second: bytes) -> int:
     if first[:4] != second[:4] or not second:
         return 0
     size = min(len(first), len(second)) // 4
-    differs = np.frombuffer(first, "<i4", size) != np.frombuffer(second, "<i4", size)
+    differs = np.frombuffer(first, _INT32, size) != np.frombuffer(second, _INT32, size)
     return int(differs.argmax()) or size  # the first ids are equal, so 0 means that none differs
