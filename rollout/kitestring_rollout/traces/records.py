@@ -41,6 +41,45 @@ class AttemptIdentity:
     """16 hex digits, random at the start of the gateway process."""
 
 
+class OfAttempt:
+    """What a record says of the attempt that it belongs to: the fields of its `identity`."""
+
+    __slots__ = ()
+    identity: AttemptIdentity
+
+    @property
+    def run(self) -> str:
+        return self.identity.run
+
+    @property
+    def rollout(self) -> str:
+        return self.identity.rollout
+
+    @property
+    def attempt(self) -> str:
+        return self.identity.attempt
+
+    @property
+    def group(self) -> str:
+        return self.identity.group
+
+    @property
+    def task(self) -> int:
+        return self.identity.task
+
+    @property
+    def step(self) -> int:
+        return self.identity.step
+
+    @property
+    def mode(self) -> Mode:
+        return self.identity.mode
+
+    @property
+    def epoch(self) -> str:
+        return self.identity.epoch
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Response tokens `start:end` of a choice were sampled from policy `version` (`{incarnation}.{push}`)."""
@@ -75,7 +114,7 @@ UNREACHABLE: Final = "upstream_unavailable"
 
 
 @dataclass(slots=True, eq=False)
-class CallRecord:
+class CallRecord(OfAttempt):
     """One numbered call of an attempt, whatever became of it. P = prompt tokens."""
 
     identity: AttemptIdentity
@@ -115,41 +154,9 @@ class CallRecord:
     messages_shared: int = 0
     """Set by decoding: so many leading messages were written with an earlier call."""
 
-    @property
-    def run(self) -> str:
-        return self.identity.run
-
-    @property
-    def rollout(self) -> str:
-        return self.identity.rollout
-
-    @property
-    def attempt(self) -> str:
-        return self.identity.attempt
-
-    @property
-    def group(self) -> str:
-        return self.identity.group
-
-    @property
-    def task(self) -> int:
-        return self.identity.task
-
-    @property
-    def step(self) -> int:
-        return self.identity.step
-
-    @property
-    def mode(self) -> Mode:
-        return self.identity.mode
-
-    @property
-    def epoch(self) -> str:
-        return self.identity.epoch
-
 
 @dataclass(frozen=True, slots=True)
-class EndRecord:
+class EndRecord(OfAttempt):
     """`rollout.end`: written once, after every call of the attempt was acknowledged and the attempt was scored."""
 
     identity: AttemptIdentity
@@ -168,35 +175,3 @@ class EndRecord:
     output: str | None = None
     """What the agent gave back; None where contents are not recorded."""
     calls: CallCounts = field(default_factory=CallCounts)
-
-    @property
-    def run(self) -> str:
-        return self.identity.run
-
-    @property
-    def rollout(self) -> str:
-        return self.identity.rollout
-
-    @property
-    def attempt(self) -> str:
-        return self.identity.attempt
-
-    @property
-    def group(self) -> str:
-        return self.identity.group
-
-    @property
-    def task(self) -> int:
-        return self.identity.task
-
-    @property
-    def step(self) -> int:
-        return self.identity.step
-
-    @property
-    def mode(self) -> Mode:
-        return self.identity.mode
-
-    @property
-    def epoch(self) -> str:
-        return self.identity.epoch
