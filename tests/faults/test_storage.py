@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -46,3 +47,5 @@ def test_storage_away_for_twenty_seconds(start_run: Callable[..., LocalRun], tmp
     assert result["phase"] == "Succeeded", result
     store = open_store(config.model_copy(update={"prefix": run.folder.name}))
     assert audit(store, 1) == {"Succeeded": 4}
+    commit = json.loads(store.get("state/commits/t000001.json"))
+    assert [rollout["tries"] for rollout in commit["rollouts"]] == [1] * 4, "it only delays: nothing is tried again"
