@@ -24,7 +24,7 @@ from kitestring_cli.run.folder import RunFolder, create_run_folder, open_run_fol
 from kitestring_cli.run.metrics_tail import MetricsTail
 from kitestring_cli.run.resolution import LocalRun, UnresolvedError, resolve
 from kitestring_cli.run.status_client import StatusClient
-from kitestring_cli.run.supervisor import Part, PartFailedError, Supervisor
+from kitestring_cli.run.supervisor import SAVE_SECONDS, STOP_SECONDS, Part, PartFailedError, Supervisor
 from kitestring_cli.run.views import Output, View, open_view
 from kitestring_cli.validate import validate
 
@@ -149,7 +149,8 @@ def _start(supervisor: Supervisor, folder: RunFolder, *, resume: bool) -> None:
 
 def _part(folder: RunFolder, name: str, *arguments: str, command: str | None = None, restartable: bool = True) -> Part:
     config = str(folder.configs / f"{name}.json")
-    return Part(name, (command or name, "--config", config, *arguments), folder.log(name), restartable)
+    seconds = SAVE_SECONDS if name == "trainer" else STOP_SECONDS
+    return Part(name, (command or name, "--config", config, *arguments), folder.log(name), restartable, seconds)
 
 
 def _watch(supervisor: Supervisor, status: StatusClient, metrics: MetricsTail, view: View) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,10 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 """How long a part may take until it serves: torch on a busy machine needs most of it."""
-STOP_SECONDS = 60.0
-"""How long a part may take to end after SIGTERM before it is killed: a trainer first saves what it has."""
+STOP_SECONDS = 5.0
+"""How long a part may take to end after SIGTERM before it is killed."""
+SAVE_SECONDS = 60.0
+"""The same for the trainer, which first saves what it has."""
 RESTARTS = 5
 """A part that crashed so often is not started again: the run ends."""
 
@@ -40,6 +41,8 @@ class Part:
     log: Path
     restartable: bool
     """Whether the run goes on without it for a moment; the trainer is not."""
+    stop_seconds: float = STOP_SECONDS
+    """How long it may take to end after SIGTERM."""
 
 
 class PartFailedError(Exception):
@@ -164,16 +167,14 @@ class Supervisor:
             self._running[name].process.terminate()
 
     def stop(self) -> None:
-        """End all parts, the last started first, each with a chance to end by itself."""
+        """End all parts one after the other, the last started first: each may still speak to those before it."""
         for running in reversed(list(self._running.values())):
             if running.process.poll() is None:
                 running.process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for running in reversed(list(self._running.values())):
             try:
-                running.process.wait(max(0.0, deadline - time.monotonic()))
+                running.process.wait(running.part.stop_seconds)
             except subprocess.TimeoutExpired:
-                log.warning("%s did not end within %.0f s: killed", running.part.name, STOP_SECONDS)
+                log.warning("%s did not end within %.0f s: killed", running.part.name, running.part.stop_seconds)
                 running.process.kill()
                 running.process.wait()
         self._running.clear()
