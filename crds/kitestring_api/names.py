@@ -70,6 +70,27 @@ COMPONENTS: Final = (
 )
 """All values of LABEL_COMPONENT."""
 
+# --- Ports in a cluster -----------------------------------------------------------------------------------------------
+
+PORT_AGENTS: Final = 8080
+"""Gateway, the side of the agents."""
+PORT_GATEWAY_ADMIN: Final = 8081
+"""Gateway, the side of the trainer."""
+PORT_COLLECTOR: Final = 4318
+"""Collector: OTLP over HTTP."""
+PORT_QUEUE: Final = 8090
+"""Trainer: rollout queue and status of the run."""
+PORT_POLICY: Final = 8000
+"""Sidecar of a policy server: the only listener on the pod's address."""
+PORT_SERVER: Final = 8001
+"""The policy server itself, on the loopback interface of its pod."""
+PORT_WORKER: Final = 8085
+"""Worker: health."""
+PORT_RAY: Final = 6379
+"""Ray's head, between the trainer's pods."""
+PORT_OPERATOR: Final = 8080
+"""Operator: health and metrics."""
+
 # --- Reasons ---------------------------------------------------------------------------------------------------------
 # One word each, in `status.reason`, in conditions and in events. A closed set: scripts may compare with them.
 
@@ -227,6 +248,8 @@ ROUTE_ADMIN_HOLD: Final = "/admin/v1/policies/{policy}/hold"
 """POST: hold calls to a policy while its weights change."""
 ROUTE_ADMIN_RELEASE: Final = "/admin/v1/policies/{policy}/release"
 """POST: let held calls go on."""
+ROUTE_ADMIN_SERVERS: Final = "/admin/v1/policies/{policy}/servers"
+"""PUT: the addresses of a policy's servers, which may change while a run goes on."""
 ROUTE_ADMIN_DRAIN: Final = "/admin/v1/drain"
 """POST: refuse new attempts; the process is to end."""
 
@@ -245,8 +268,14 @@ ROUTE_QUEUE_HEARTBEAT: Final = "/queue/v1/leases/{lease}/heartbeat"
 """POST: keep a lease."""
 ROUTE_QUEUE_FINISH: Final = "/queue/v1/leases/{lease}/finish"
 """POST: say how the agent of a lease ended."""
+ROUTE_QUEUE_WANTED: Final = "/queue/v1/wanted"
+"""GET ?limit=: rollouts that wait for an executor of their own (isolation: Job), each with a credential for it alone."""
+ROUTE_QUEUE_LOST: Final = "/queue/v1/rollouts/{rollout}/lost"
+"""POST: the executor of a rollout ended without a word; what the cluster knows of it."""
 ROUTE_RUN_STATUS: Final = "/run/v1/status"
 """GET: step, phase and counters of the run."""
+ROUTE_RUN_LIVE: Final = "/run/v1/live"
+"""PUT: what may change while a run goes on: its steps, the addresses of policy servers and gateways."""
 
 # --- Routes: policy server -----------------------------------------------------------------------------------------
 # vLLM's own names, below the same ROUTE_CHAT, ROUTE_COMPLETIONS, ROUTE_MODELS, ROUTE_HEALTH, ROUTE_METRICS. Only the
@@ -266,6 +295,11 @@ ROUTE_SERVER_VERSION: Final = "/update_weight_version"
 """POST {"new_version": …}: what the server reports as the version of tokens from now on."""
 ROUTE_SERVER_INFO: Final = "/weight_info"
 """GET: the version that the server serves."""
+
+# --- Routes: sidecar of a policy server (bearer credential of the trainer) -----------------------------------------
+
+ROUTE_SIDECAR_WEIGHTS: Final = "/kitestring/v1/weights"
+"""POST {"version"}: fetch, verify and serve a version. GET: the version served, the process epoch of the server."""
 
 # --- Headers -------------------------------------------------------------------------------------------------------
 
@@ -314,5 +348,9 @@ EXIT_FAILED: Final = 1
 """The run failed, or a bug."""
 EXIT_USER: Final = 2
 """The user can mend it: a bad file, a missing folder, a taken port."""
+EXIT_RUN_FAILED: Final = 3
+"""Trainer in a cluster: the run failed for a reason of its own; starting the trainer again does not help."""
+EXIT_STOPPED: Final = 143
+"""Trainer and launcher in a cluster: stopped by SIGTERM, the state is written, to be started again."""
 EXIT_INTERRUPTED: Final = 130
 """Ended by Ctrl-C."""
