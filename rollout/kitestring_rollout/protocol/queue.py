@@ -15,6 +15,9 @@ class LeaseRequest(Message):
     executor: str = Field(description="name of the executor, for logs and status only", max_length=253)
     capacity: int = Field(gt=0, le=256, description="leases wanted at most")
     wait_seconds: float = Field(ge=0, le=60)
+    rollout: str | None = Field(
+        default=None, description="only this rollout (isolation: Job): waits until it can be had, 404 when it never can"
+    )
 
 
 class Lease(Message):
@@ -76,3 +79,34 @@ class FinishReply(Message):
     outcome: str = Field(description="the failure class given to the attempt")
     reward: float | None
     retry: bool = Field(description="the rollout will be leased again")
+
+
+class WantedRollout(Message):
+    """A rollout that waits for an executor of its own."""
+
+    rollout: str
+    number: int = Field(ge=1, description="which attempt of the rollout this will be, from 1")
+    image: str | None = Field(default=None, description="what the task asks for; None: the pool's")
+    resources: dict[str, Any] | None = Field(default=None, description="requests and limits that the task asks for")
+    credential: str = Field(description="leases, keeps and finishes this rollout and no other")
+
+
+class WantedRollouts(Message):
+    """GET /queue/v1/wanted?limit=: the first so many, in the order in which they are to start."""
+
+    rollouts: tuple[WantedRollout, ...] = ()
+
+
+class LostRollout(Message):
+    """POST /queue/v1/rollouts/{rollout}/lost: what the cluster knows of an executor that ended without a finish.
+
+    Said twice, or of an attempt that is over, it changes nothing.
+    """
+
+    number: int = Field(ge=1, description="the `number` under which the rollout was wanted")
+    outcome: str = Field(description="failure class by the state of the pod")
+    message: str = Field(max_length=4096)
+
+
+class LostReply(Message):
+    changed: bool = Field(description="false: the attempt had ended already")
