@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from kitestring_api import names
+from kitestring_rollout.protocol.gateway_admin import PostedReward
 from kitestring_rollout.protocol.queue import Finish, Lease
 from kitestring_rollout.protocol.run_status import RunStatus
 from kitestring_rollout.traces.records import UNREACHABLE
@@ -176,6 +177,52 @@ def test_a_silent_executor_loses_its_lease_and_its_late_finish_changes_nothing(w
     assert rollouts[0]["attempt"] != hanging[0].attempt
     assert late == [410], "end the agent, report nothing"
     assert Counter(status for status, _ in world.replies) == {200: 3, 409: 1}
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "posted", "outcome", "tries"),
+    [
+        ("refuse", "reward", "ok", 1),
+        ("first", "reward", "ok", 1),
+        ("last", "reward", "ok", 2),
+        ("refuse", "progress", "ok", 2),
+        ("refuse", None, "ok", 2),
+        ("refuse", "reward", "cancelled", 2),
+    ],
+)
+def test_an_attempt_that_had_given_its_result_counts_when_its_executor_is_lost(
+    world: World, duplicates: str, posted: str | None, outcome: str, tries: int
+) -> None:
+    """Only the agent's own last word says so: whole traces are also left by one that was killed between two calls."""
+    fenced = asyncio.Event()
+    lost: list[str] = []
+
+    def reward(lease: Lease, name: str) -> None:
+        given = PostedReward(value=0.75, name=name, received_unix_nano=1)
+        world.gateway.attempts[lease.attempt].rewards.append(given)
+
+    async def on_fence(attempt: str) -> None:
+        if attempt in lost:
+            fenced.set()
+
+    async def agent(world: World, lease: Lease) -> Finish:
+        world.gateway.record(lease.attempt, outcome=outcome if lease.rollout.endswith(FIRST) and not lost else "ok")
+        if lease.rollout.endswith(FIRST) and not lost:
+            lost.append(lease.attempt)
+            if posted is not None:
+                reward(lease, posted)
+            await fenced.wait()
+            return ended(lease, "late")
+        reward(lease, "reward")
+        return ended(lease, "")
+
+    world.gateway.on_fence = on_fence
+    pool = {"source": "agent", "duplicates": duplicates}
+    _, rollouts = one_step(world, agent, pool__reward=pool, timing=QUICK.model_copy(update={"lease": 0.4}))
+    assert (rollouts[0]["class"], rollouts[0]["tries"], rollouts[0]["reward"]) == ("Succeeded", tries, 0.75)
+    assert (rollouts[0]["attempt"] == lost[0]) == (tries == 1)
+    assert rollouts[0]["excluded"] is None
+    assert len(world.gateway.opens) == 2 + tries, "and no other attempt was opened where it counts"
 
 
 def test_a_gateway_that_dies_takes_its_attempts_with_it(world: World) -> None:

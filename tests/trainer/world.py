@@ -7,6 +7,7 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,7 @@ class OpenOne:
     identity: AttemptIdentity
     encoder: CallEncoder
     hashes: list[bytes] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
     rewards: list[PostedReward] = field(default_factory=list)
     last_message: str | None = None
     fenced: bool = False
@@ -184,6 +186,7 @@ class FakeGateway:
         )
         span = one.encoder.encode(call)
         one.hashes.append(span.payload_sha256)
+        one.outcomes.append(outcome)
         self._write(span.data)
 
     def _write(self, span: bytes) -> None:
@@ -227,7 +230,7 @@ class FakeGateway:
                 n_calls=len(one.hashes),
                 digest=digest(one.hashes),
                 lost=self.lose(one.opened.rollout),
-                calls=CallCounts(admitted=len(one.hashes), ok=len(one.hashes)),
+                calls=CallCounts(admitted=len(one.hashes), **Counter(one.outcomes)),
                 prompt_tokens=0,
                 completion_tokens=0,
                 rewards=tuple(one.rewards),

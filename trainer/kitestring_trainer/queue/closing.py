@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from kitestring_api.names import CLASS_INFRASTRUCTURE
-from kitestring_rollout.protocol.gateway_admin import EndAttempt, FencedAttempt
+from kitestring_api.names import CLASS_INFRASTRUCTURE, CLASS_SUCCEEDED
+from kitestring_rollout.protocol.gateway_admin import EndAttempt, FencedAttempt, RewardRule
 from kitestring_rollout.protocol.queue import Finish
 from kitestring_trainer.queue.gateways import EpochGoneError, Gateways
 from kitestring_trainer.queue.state import Place
-from kitestring_trainer.queue.verdict import classify
+from kitestring_trainer.queue.verdict import classify, has_given_its_result
 from kitestring_trainer.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,9 @@ class Scored:
     source: str | None
 
 
-Scorer = Callable[[str, Task, Finish, FencedAttempt], Awaitable[Scored]]
-"""(failure class, task, how the agent ended, what the gateway knows) → score. Never raises for what a scorer did."""
+Scorer = Callable[[str, Task, Finish | None, FencedAttempt], Awaitable[Scored]]
+"""(failure class, task, how the agent ended, what the gateway knows) → score. Never raises for what a scorer did.
+Without a finish only what the gateway knows can be scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +56,25 @@ async def close_attempt(
     task: Task,
     finish: Finish | None,
     deadline_seconds: float,
+    reward_rule: RewardRule,
 ) -> Closed:
     """Close the attempt that lies at `place`; `finish` is None when its executor was lost.
 
-    An attempt without its gateway, or of which the gateway lost a call, is Infrastructure whatever its agent did.
+    An attempt without its gateway, or of which the gateway lost a call, is Infrastructure whatever its agent did. One
+    that lost its executor after it had given its result counts (docs/rollouts.md says when).
     """
     klass, reason = classify(finish, deadline_seconds)
     try:
         fenced = await gateways.fence(place, attempt)
     except EpochGoneError as error:
         return Closed(CLASS_INFRASTRUCTURE, f"gateway lost: {error}")
+    if finish is None and has_given_its_result(fenced, reward_rule):
+        logger.info("attempt %s lost its executor after it had given its result: it counts", attempt)
+        klass, reason = CLASS_SUCCEEDED, None
     scored = Scored(None, None, None)
     if fenced.lost is not None:
         klass, reason = CLASS_INFRASTRUCTURE, f"trace lost: {fenced.lost}"
-    elif finish is not None and klass != CLASS_INFRASTRUCTURE:
+    elif klass != CLASS_INFRASTRUCTURE:
         scored = await score(klass, task, finish, fenced)
         reason = "; ".join(text for text in (reason, scored.reason) if text) or None
     provable = klass != CLASS_INFRASTRUCTURE

@@ -16,13 +16,14 @@ def make_scorer(pool: RolloutPoolSpec, working_folder: Path | None) -> Scorer:
     """The scorer of a run; `working_folder` is where a command of the user's runs."""
     output_from = pool.agent_protocol.output.from_
 
-    async def score(klass: str, task: Task, finish: Finish, fenced: FencedAttempt) -> Scored:
-        output = {"lastMessage": fenced.last_message, "none": None}.get(output_from, finish.output)
+    async def score(klass: str, task: Task, finish: Finish | None, fenced: FencedAttempt) -> Scored:
+        said = finish.output if finish is not None else None
+        output = {"lastMessage": fenced.last_message, "none": None}.get(output_from, said)
         given = ScoringInput(
             visible=task.visible,
             hidden=task.hidden,
             output=output,
-            exit_code=finish.exit_code,
+            exit_code=finish.exit_code if finish is not None else None,
             rewards=fenced.rewards,
             calls=fenced.n_calls,
         )

@@ -292,6 +292,7 @@ class RolloutQueue:
                 task=running.tasks.task(entry.task),
                 finish=finish,
                 deadline_seconds=self.rules.deadline_seconds,
+                reward_rule=self.rules.reward,
             )
         except RunFailedError as error:
             self.fail(error)

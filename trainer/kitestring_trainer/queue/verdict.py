@@ -10,7 +10,9 @@ from kitestring_api.names import (
     CLASS_SUCCEEDED,
     CLASS_TIMED_OUT,
 )
+from kitestring_rollout.protocol.gateway_admin import FencedAttempt, RewardRule
 from kitestring_rollout.protocol.queue import Finish
+from kitestring_rollout.scoring import REWARD
 from kitestring_rollout.traces.records import UNREACHABLE, CallRecord, EndRecord
 from kitestring_trainer.queue.state import Ending
 
@@ -39,6 +41,23 @@ def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str |
             return CLASS_INFRASTRUCTURE, f"cancelled: {finish.message or 'by the executor'}"
         case "executorLost":
             return CLASS_INFRASTRUCTURE, f"executor lost: {finish.message or 'no cause given'}"
+
+
+def has_given_its_result(fenced: FencedAttempt, rule: RewardRule) -> bool:
+    """Whether an attempt whose executor was lost is over by what its gateway saw: it then counts, and none is opened.
+
+    Calls alone cannot say so, since an agent that was killed between two of them leaves whole traces too. An agent that
+    posted the reward which decides its rollout, and was in no call when it was fenced, has said that it is done. With
+    `duplicates: last` or `max` a later reward might have come.
+    """
+    decided = any(posted.name == REWARD for posted in fenced.rewards)
+    return (
+        fenced.lost is None
+        and fenced.calls.cancelled == 0
+        and rule.accepted
+        and rule.duplicates in ("refuse", "first")
+        and decided
+    )
 
 
 def judge(end: EndRecord, calls: Sequence[CallRecord], accepted: Callable[[str], bool] | None) -> Ending:
