@@ -1,0 +1,216 @@
+"""What the operator knows and what it decides, as plain data: the arguments and the result of the one pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from kitestring_api.v1alpha1 import RolloutPool, RolloutPoolSpec, TrainingRunSpec
+from kitestring_operator.settings import Settings
+
+Manifest = dict[str, Any]
+"""An object of the cluster as its API says it: what is read, and what is applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """Which object: enough to read or delete it."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> ObjectRef:
+        """The reference to an object that names its namespace."""
+        metadata = manifest["metadata"]
+        return cls(manifest["apiVersion"], manifest["kind"], metadata["namespace"], metadata["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a user wants to read under a resource: `reason` is one word of a closed set (kitestring_api.names)."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+# --- What is observed ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerReport:
+    """The last answer of the trainer to GET /run/v1/status."""
+
+    status: Mapping[str, Any]
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRollout:
+    """A rollout that waits for an executor of its own, as the trainer's queue says it."""
+
+    rollout: str
+    number: int
+    """Which attempt of the rollout this will be, from 1."""
+    credential: str
+    """Secret: leases this rollout and no other."""
+    image: str | None = None
+    resources: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingReference:
+    """An object, or a key in it, that the run names and that is not there."""
+
+    field: str
+    kind: Literal["Secret", "ConfigMap", "PersistentVolumeClaim", "TrainingRun", "LocalQueue"]
+    name: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A run and everything that matters to it, at one moment. Nothing in it is asked for again while deciding."""
+
+    now: datetime
+    """With time zone."""
+    run: Manifest
+    """The TrainingRun, raw: metadata with uid, generation, annotations and deletionTimestamp."""
+    spec: TrainingRunSpec | None
+    """None: the models refuse it; `problems` says why."""
+    problems: tuple[str, ...]
+    """What of run or pool this version cannot carry out, a line each: field, found, remedy."""
+    pool: RolloutPool | None
+    """None: there is no such pool, or the models refuse it (`problems`)."""
+    objects: tuple[Manifest, ...] = ()
+    """Every object that the run owns, pods of its Jobs and StatefulSets included, raw."""
+    trainer: TrainerReport | None = None
+    """None: it has not answered since the operator started, or there is none."""
+    wanted: tuple[WantedRollout, ...] = ()
+    checkpoints: Mapping[str, str] | None = None
+    """status.checkpoint of the other runs of the namespace, by their names."""
+    missing: tuple[MissingReference, ...] = ()
+    workload: Manifest | None = None
+    """Kueue's Workload of the run."""
+
+    @property
+    def name(self) -> str:
+        return str(self.run["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.run["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.run["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.run["metadata"].get("generation", 0))
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """As it stands in the cluster; empty for a run that was never looked at."""
+        status: Mapping[str, Any] = self.run.get("status") or {}
+        return status
+
+    @property
+    def is_deleted(self) -> bool:
+        return "deletionTimestamp" in self.run["metadata"]
+
+    def of_kind(self, kind: str) -> tuple[Manifest, ...]:
+        """The run's objects of one kind, in the order in which they were listed."""
+        return tuple(item for item in self.objects if item["kind"] == kind)
+
+
+# --- What the parts of a run are made from ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StorageTarget:
+    """Where the objects of one run lie, and the Secrets (keys accessKeyId, secretAccessKey) that open each part."""
+
+    bucket: str
+    prefix: str
+    """Of the run: the prefix of the storage and the run's id, without slashes at its ends."""
+    endpoint: str
+    """URL of the service, also where the spec left it out."""
+    region: str
+    traces_secret: str
+    agent_secret: str
+    weights_secret: str
+    trainer_secret: str
+
+    @property
+    def url(self) -> str:
+        """`s3://bucket/prefix/`."""
+        return f"s3://{self.bucket}/{self.prefix}/"
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Everything that the objects of a running run are made from."""
+
+    settings: Settings
+    name: str
+    namespace: str
+    uid: str
+    run_id: str
+    spec: TrainingRunSpec
+    pool: RolloutPoolSpec
+    pool_name: str
+    trainer_number: int
+    """N of RUN-trainer-N, from 1."""
+    storage: StorageTarget
+    checkpoints: Mapping[str, str]
+    """status.checkpoint of the other runs of the namespace, by their names."""
+
+
+# --- What is decided ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSecret:
+    """A Secret that is made once, from random bytes, and never overwritten; further keys are added where it lacks them.
+
+    Each value is the base64url text of so many random bytes.
+    """
+
+    name: str
+    keys: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LostRollout:
+    """What the trainer's queue is to be told of an executor that ended without a finish."""
+
+    rollout: str
+    number: int
+    outcome: str
+    """A failure class (kitestring_api.names.CLASSES)."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What is to be. Carrying out the same decision twice changes nothing."""
+
+    status: Mapping[str, Any]
+    """The whole status."""
+    objects: tuple[Manifest, ...] = ()
+    """To be applied where their spec hash differs, in this order."""
+    generated_secrets: tuple[GeneratedSecret, ...] = ()
+    """Before `objects`."""
+    deletions: tuple[ObjectRef, ...] = ()
+    events: tuple[Event, ...] = ()
+    live: Mapping[str, Any] | None = None
+    """Body of PUT /run/v1/live; None: the trainer need not be told anything."""
+    lost: tuple[LostRollout, ...] = ()
+    requeue_seconds: float | None = None
+    """Look again after so many seconds even if nothing happens."""
