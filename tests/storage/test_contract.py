@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,38 @@ def test_a_large_object_comes_back_whole(store: ObjectStore) -> None:
     data = bytes(range(251)) * ((12 << 20) // 251)
     store.put("large", data)
     assert store.get("large") == data
+
+
+@pytest.mark.parametrize("size", [0, 1, 16 << 20, (16 << 20) + 1, (40 << 20) + 7])
+def test_a_file_goes_up_and_comes_down_as_it_was(store: ObjectStore, tmp_path: Path, size: int) -> None:
+    """Sizes below, at and above one part of S3."""
+    data = random.Random(size).randbytes(size)
+    (tmp_path / "up").write_bytes(data)
+    store.put_file("a/file", tmp_path / "up")
+    assert list(store.list("a/")) == [ObjectInfo("a/file", size)]
+    (tmp_path / "down").write_bytes(b"old, and longer")
+    store.get_file("a/file", tmp_path / "down")
+    assert (tmp_path / "down").read_bytes() == data
+    store.put("small", b"x")
+    store.get_file("small", tmp_path / "down")
+    assert (tmp_path / "down").read_bytes() == b"x"
+
+
+def test_a_file_that_does_not_come_leaves_what_is_there(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "down").write_bytes(b"old")
+    before = set(tmp_path.iterdir())
+    with pytest.raises(ObjectMissing):
+        store.get_file("nowhere/x", tmp_path / "down")
+    with pytest.raises(KeyRefused):
+        store.get_file("../x", tmp_path / "down")
+    with pytest.raises(FileNotFoundError):
+        store.put_file("a/file", tmp_path / "nowhere")
+    store.put("there", b"x")
+    with pytest.raises(FileNotFoundError):
+        store.get_file("there", tmp_path / "no folder" / "down")
+    assert not store.exists("a/file")
+    assert set(tmp_path.iterdir()) == before
+    assert (tmp_path / "down").read_bytes() == b"old"
 
 
 def test_put_replaces(store: ObjectStore) -> None:

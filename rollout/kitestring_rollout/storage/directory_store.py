@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 from uuid import uuid4
 
 from kitestring_rollout.storage.keys import KeyRefused, check_key, check_prefix
+from kitestring_rollout.storage.scratch import scratch_beside
 from kitestring_rollout.storage.store import ObjectExists, ObjectInfo, ObjectMissing, StoreUnavailable
 
 _SCRATCH = ".tmp"
 """Folder of unfinished objects below the root: no key can name it, and listing skips it."""
 _Entries: TypeAlias = list[tuple[str, int | None]]
+_COPIED_BYTES = 1 << 20
 _ABANDONED_SECONDS = 3600.0
 """An unfinished object this old belongs to a process that died."""
 
@@ -36,11 +40,18 @@ class DirectoryStore:
         self._has_scratch = False
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        self._put(key, io.BytesIO(data), if_absent)
+
+    def put_file(self, key: str, path: Path) -> None:
+        with path.open("rb") as source:
+            self._put(key, source, if_absent=False)
+
+    def _put(self, key: str, source: BinaryIO, if_absent: bool) -> None:
         path = self._path(key)
         scratch = self._scratch / uuid4().hex
         try:
             self._make_scratch()
-            _write_synced(scratch, data)
+            _write_synced(scratch, source)
             try:
                 self._make_folders(path.parent)
                 if if_absent:
@@ -67,6 +78,18 @@ class DirectoryStore:
             raise ObjectMissing(key) from error
         except OSError as error:
             raise self._unavailable(error) from error
+
+    def get_file(self, key: str, path: Path) -> None:
+        with scratch_beside(path) as scratch:
+            try:
+                source = self._path(key).open("rb")
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+                self._check_root()
+                raise ObjectMissing(key) from error
+            except OSError as error:
+                raise self._unavailable(error) from error
+            with source, scratch.open("wb") as target:
+                shutil.copyfileobj(source, target, _COPIED_BYTES)
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
@@ -162,10 +185,10 @@ class DirectoryStore:
         return StoreUnavailable(f"the store in {self._root} cannot serve: {error.strerror or error}")
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, source: BinaryIO) -> None:
     with path.open("xb") as file:
         try:
-            file.write(data)
+            shutil.copyfileobj(source, file, _COPIED_BYTES)
             file.flush()
             os.fsync(file.fileno())
         except OSError:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import urllib3
 from minio import Minio
@@ -13,11 +16,18 @@ from minio.error import MinioException, S3Error
 
 from kitestring_rollout.storage.config import S3StoreConfig
 from kitestring_rollout.storage.keys import check_key, check_prefix
+from kitestring_rollout.storage.scratch import scratch_beside
 from kitestring_rollout.storage.store import ObjectExists, ObjectInfo, ObjectMissing, StoreRefused, StoreUnavailable
 
 _RETRIES = 3
 _RETRIED_STATUS = (500, 502, 503, 504)
 _REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "NoSuchBucket", "InvalidBucketName")
+_PART_BYTES = 16 << 20
+"""A larger file goes up in parts of this size, and comes down in ranges of it, so that one that breaks off costs little
+and several together fill the wire."""
+_MAX_PARTS = 10_000
+_PARALLEL_PARTS = 4
+_CHUNK_BYTES = 1 << 20
 _PRESIGNED_FOR = timedelta(minutes=5)
 
 
@@ -66,6 +76,62 @@ class S3Store:
             try:
                 # Decoding would undo the compression that an object was stored with, or fail for want of a codec.
                 return response.read(decode_content=False)
+            finally:
+                response.close()
+                response.release_conn()
+
+    def put_file(self, key: str, path: Path) -> None:
+        full = self._prefix + check_key(key)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            smallest = -(-size // _MAX_PARTS)
+            part = _PART_BYTES * max(1, -(-smallest // _PART_BYTES))
+            with self._errors(key):
+                self._client.put_object(
+                    self._bucket, full, file, size, part_size=part, num_parallel_uploads=_PARALLEL_PARTS
+                )
+
+    def get_file(self, key: str, path: Path) -> None:
+        full = self._prefix + check_key(key)
+        with self._errors(key):
+            found = self._client.stat_object(self._bucket, full)
+        size, etag = found.size or 0, found.etag or ""
+        with scratch_beside(path) as scratch, scratch.open("wb") as file, ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
+            starts = range(0, size, _PART_BYTES)
+            ranges = [
+                pool.submit(self._get_range, key, etag, file.fileno(), start, min(_PART_BYTES, size - start))
+                for start in starts
+            ]
+            try:
+                for fetched in ranges:
+                    fetched.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _get_range(self, key: str, etag: str, descriptor: int, start: int, length: int) -> None:
+        """Write bytes `start`… of the object to the same place of a file; what breaks off is asked for again."""
+        done = 0
+        for attempt in range(_RETRIES + 1):
+            try:
+                for chunk in self._chunks(key, etag, start + done, length - done):
+                    os.pwrite(descriptor, chunk, start + done)
+                    done += len(chunk)
+                if done != length:
+                    raise StoreUnavailable(f"{self._where} gave {done} of {length} bytes of {key}")
+                return
+            except StoreRefused:
+                raise
+            except StoreUnavailable:
+                if attempt == _RETRIES:
+                    raise
+
+    def _chunks(self, key: str, etag: str, start: int, length: int) -> Iterator[bytes]:
+        with self._errors(key):
+            response = self._client.get_object(
+                self._bucket, self._prefix + key, start, length, request_headers={"If-Match": f'"{etag}"'}
+            )
+            try:
+                yield from response.stream(_CHUNK_BYTES, decode_content=False)
             finally:
                 response.close()
                 response.release_conn()

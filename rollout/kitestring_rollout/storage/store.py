@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -52,6 +53,17 @@ class ObjectStore(Protocol):
 
     def get(self, key: str) -> bytes:
         """The object's bytes; raises `ObjectMissing`."""
+        ...
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write the object from a file of any size, in bounded memory; else as `put`. OSError: `path` is unreadable."""
+        ...
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Write the object's bytes to `path`, whose folder exists, in bounded memory; raises `ObjectMissing`.
+
+        `path` is replaced at the end, whole, or left as it was. OSError: it cannot be written. Not synced to disk.
+        """
         ...
 
     def list(self, prefix: str = "", start_after: str | None = None) -> Iterator[ObjectInfo]:
