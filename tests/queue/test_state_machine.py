@@ -85,6 +85,46 @@ class QueueMachine(RuleBasedStateMachine):
         self.lease_of[attempt] = entry.lease
         return (entry.lease, attempt)
 
+    @rule(target=attempts, index=st.integers(0, 4))
+    def take_one(self, index: int) -> object:
+        """An executor of its own asks for its rollout."""
+        rollout = f"r{index}"
+        if rollout not in self.rollouts or rollout in self.finals:
+            with pytest.raises(LookupError):
+                self.state.take_one(rollout, self.now)
+            return multiple()
+        wanted = [entry.rollout for entry in self.state.wanted(self.now)]
+        entry = self.state.take_one(rollout, self.now)
+        assert (entry is not None) == (rollout in wanted)
+        if entry is None:
+            return multiple()
+        attempt = entry.attempt or ""
+        assert attempt not in self.rollout_of and rollout not in self.owner
+        self.owner[rollout], self.rollout_of[attempt] = attempt, rollout
+        return attempt
+
+    @rule(index=st.integers(0, 3), number=st.integers(1, 3))
+    def lost(self, index: int, number: int) -> None:
+        entry = next((e for e in self.state.entries() if e.rollout == f"r{index}"), None)
+        due = entry is not None and entry.phase is Phase.LEASED and number == self.ended[entry.rollout].total() + 1
+        assert (self.state.lost(f"r{index}", number) is not None) == due
+        assert not due or (entry is not None and entry.phase is Phase.CLOSING)
+
+    @rule(index=st.integers(0, 3), number=st.integers(1, 3), klass=st.sampled_from(CLASSES[1:]), wait=st.floats(0, 9))
+    def not_begun(self, index: int, number: int, klass: str, wait: float) -> None:
+        rollout = f"r{index}"
+        entry = next((e for e in self.state.entries() if e.rollout == rollout), None)
+        due = entry is not None and entry.phase is Phase.WAITING and number == self.ended[rollout].total() + 1
+        changed = self.state.not_begun(rollout, number, Ending(klass), self.now + wait)
+        assert (changed is not None) == due
+        if changed is None:
+            return
+        self.ended[rollout][klass] += 1
+        assert self.now + wait == self.now or rollout not in [e.rollout for e in self.state.wanted(self.now)]
+        if changed.final is not None:
+            assert (changed.final.attempt, changed.final.tries) == (None, self.ended[rollout].total())
+            self.finals[rollout] = klass
+
     @rule(attempt=attempts, wait=st.floats(0, 20))
     def not_opened(self, attempt: str, wait: float) -> None:
         before = self.state.of_attempt(attempt)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kitestring_rollout.protocol.gateway_admin import AttemptLimits, RewardRule
+from kitestring_trainer.queue.executors import PerTask
 from kitestring_trainer.queue.proofs import Proof
 from kitestring_trainer.queue.state import Final, Tries
 
@@ -28,6 +29,7 @@ class QueueRules:
     retry_seconds: float = 2.0
     """Wait before the second attempt where the infrastructure failed; doubled before each further one. What failed is
     often being started again."""
+    per_task: PerTask = field(default_factory=PerTask)
     reopen_seconds: float = 0.5
     """Wait before an attempt is opened again after no gateway could."""
 

@@ -12,8 +12,20 @@ from pydantic import ValidationError
 
 from kitestring_api import names
 from kitestring_rollout.protocol.gateway_admin import Message, ProtocolError
-from kitestring_rollout.protocol.queue import Finish, FinishReply, Heartbeat, HeartbeatReply, LeaseRequest, Leases
+from kitestring_rollout.protocol.queue import (
+    Finish,
+    FinishReply,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseRequest,
+    Leases,
+    LostReply,
+    LostRollout,
+    WantedRollout,
+    WantedRollouts,
+)
 from kitestring_rollout.protocol.run_status import RunStatus
+from kitestring_trainer.queue.executors import credential_for, image_of, resources_of, rollout_of
 from kitestring_trainer.queue.service import QueueClosedError, RolloutQueue
 from kitestring_trainer.queue.state import AttemptClosedError, LeaseGoneError
 
@@ -22,6 +34,10 @@ Body = TypeVar("Body", bound=Message)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """A finish carries the agent's output (16 MiB at most, more once escaped) and a tail of its log."""
+MAX_WANTED = 10_000
+"""As many as a pool may have replicas."""
+_ROLLOUT = web.RequestKey("rollout", str)
+"""Key under which a request keeps the one rollout that its credential is for."""
 
 
 class QueueServer:
@@ -30,7 +46,7 @@ class QueueServer:
     def __init__(self, queue: RolloutQueue, status: Callable[[], RunStatus], credential: str) -> None:
         self._queue = queue
         self._status = status
-        self._credential = f"Bearer {credential}".encode()
+        self._credential = credential
         self.rejected = 0
         """Requests without the credential."""
 
@@ -40,6 +56,8 @@ class QueueServer:
         app.router.add_post(names.ROUTE_QUEUE_LEASE, self._lease)
         app.router.add_post(names.ROUTE_QUEUE_HEARTBEAT, self._heartbeat)
         app.router.add_post(names.ROUTE_QUEUE_FINISH, self._finish)
+        app.router.add_get(names.ROUTE_QUEUE_WANTED, self._wanted)
+        app.router.add_post(names.ROUTE_QUEUE_LOST, self._lost)
         app.router.add_get(names.ROUTE_RUN_STATUS, self._run_status)
         return app
 
@@ -47,11 +65,9 @@ class QueueServer:
     async def _answer_errors(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path != names.ROUTE_HEALTH:
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, self._credential):
-                self.rejected += 1
-                return _problem(401, "Unauthorized", "the bearer credential is missing or wrong")
+        if request.path != names.ROUTE_HEALTH and not self._admit(request):
+            self.rejected += 1
+            return _problem(401, "Unauthorized", "the bearer credential is missing or wrong, or not for this")
         try:
             return await handler(request)
         except QueueClosedError:
@@ -65,12 +81,35 @@ class QueueServer:
             where = ".".join(str(part) for part in first["loc"])
             return _problem(422, "InvalidMessage", f"{where}: {first['msg']}")
 
+    def _admit(self, request: web.Request) -> bool:
+        """The queue's credential opens everything; that of one rollout its lease, heartbeat and finish."""
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer":
+            return False
+        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._credential.encode()):
+            return True
+        rollout = rollout_of(given, self._credential)
+        if rollout is None:
+            return False
+        request[_ROLLOUT] = rollout
+        if request.path == names.ROUTE_QUEUE_LEASE:
+            return True
+        lease = request.match_info.get("lease")
+        return lease is not None and self._queue.rollout_of_lease(lease) in (rollout, None)
+
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def _lease(self, request: web.Request) -> web.Response:
         wanted = await _read(request, LeaseRequest)
-        leases = await self._queue.lease(wanted.executor, wanted.capacity, wanted.wait_seconds)
+        only = request.get(_ROLLOUT)
+        if only is not None and wanted.rollout != only:
+            self.rejected += 1
+            return _problem(401, "Unauthorized", f"this credential leases rollout {only} and no other")
+        try:
+            leases = await self._queue.lease(wanted.executor, wanted.capacity, wanted.wait_seconds, wanted.rollout)
+        except LookupError:
+            return _problem(404, "RolloutGone", f"rollout {wanted.rollout} has ended, or is of no step in progress")
         return _answer(Leases(leases=tuple(leases)))
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
@@ -82,6 +121,30 @@ class QueueServer:
         finish = await _read(request, Finish)
         reply: FinishReply = await self._queue.finish(request.match_info["lease"], finish)
         return _answer(reply)
+
+    async def _wanted(self, request: web.Request) -> web.Response:
+        limit = request.query.get("limit", "")
+        if not limit.isdecimal() or not 0 < int(limit) <= MAX_WANTED:
+            return _problem(422, "InvalidMessage", f"limit: {limit!r} is no number from 1 to {MAX_WANTED}")
+        rules = self._queue.rules.per_task
+        wanted = [
+            WantedRollout(
+                rollout=entry.rollout,
+                number=entry.number,
+                image=image_of(task, rules),
+                resources=resources_of(task, rules),
+                credential=credential_for(entry.rollout, self._credential),
+            )
+            for entry, task in self._queue.wanted(int(limit))
+        ]
+        return _answer(WantedRollouts(rollouts=tuple(wanted)))
+
+    async def _lost(self, request: web.Request) -> web.Response:
+        lost = await _read(request, LostRollout)
+        if lost.outcome not in names.CLASSES or lost.outcome == names.CLASS_SUCCEEDED:
+            return _problem(422, "InvalidMessage", f"outcome: {lost.outcome!r} is no failure class")
+        rollout = request.match_info["rollout"]
+        return _answer(LostReply(changed=self._queue.lost(rollout, lost.number, lost.outcome, lost.message)))
 
     async def _run_status(self, _: web.Request) -> web.Response:
         return _answer(self._status())

@@ -19,13 +19,14 @@ from kitestring_rollout.protocol.queue import Finish, FinishReply, Lease
 from kitestring_trainer.errors import RunFailedError, RunStoppedError, UserMistakeError
 from kitestring_trainer.plan import PlannedGroup, StepPlan
 from kitestring_trainer.queue.closing import Scorer, close_attempt
+from kitestring_trainer.queue.executors import pod_problem
 from kitestring_trainer.queue.gateways import Gateways, NoGatewayError
 from kitestring_trainer.queue.proofs import Disproof, Proof, ProofWatch
 from kitestring_trainer.queue.rollouts import QueueRules, Restored, RolloutResult
 from kitestring_trainer.queue.settlement import Settlements
 from kitestring_trainer.queue.state import AttemptClosedError, Ending, Entry, Phase, QueueState, final_of
-from kitestring_trainer.queue.verdict import judge
-from kitestring_trainer.tasks import TaskSet
+from kitestring_trainer.queue.verdict import executor_finish, judge
+from kitestring_trainer.tasks import Task, TaskSet
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -97,7 +98,7 @@ class RolloutQueue:
         self._check_alive()
         known = restored or {}
         entries = [
-            _entry(plan, group, rollout, tasks.problem(group.task), known.get(rollout))
+            _entry(plan, group, rollout, self._problem(tasks, group.task), known.get(rollout))
             for group in plan.groups
             for rollout in group.rollouts
         ]
@@ -114,6 +115,9 @@ class RolloutQueue:
         finally:
             self._remove(running)
         return [_result(entry, running) for entry in entries]
+
+    def _problem(self, tasks: TaskSet, row: int) -> str | None:
+        return tasks.problem(row) or pod_problem(tasks.task(row), self.rules.per_task)
 
     def _remove(self, running: _Running) -> None:
         del self._plans[running.plan.name]
@@ -147,15 +151,18 @@ class RolloutQueue:
 
     # --- the executors' side ---
 
-    async def lease(self, executor: str, capacity: int, wait_seconds: float) -> Sequence[Lease]:
-        """Up to `capacity` opened attempts; waits for the first for `wait_seconds`. Raises QueueClosedError.
+    async def lease(
+        self, executor: str, capacity: int, wait_seconds: float, rollout: str | None = None
+    ) -> Sequence[Lease]:
+        """Up to `capacity` opened attempts, or this one `rollout`; waits for the first for `wait_seconds`.
 
-        When the caller goes away meanwhile, what was opened for it goes back into the line.
+        When the caller goes away meanwhile, what was opened for it goes back into the line. Raises QueueClosedError,
+        and LookupError for a rollout that is not in the queue or has ended.
         """
         give_up = time.monotonic() + wait_seconds
         while True:
             self._check_open()
-            opening = self.spawn(self._open_some(executor, capacity))
+            opening = self.spawn(self._open_some(self._take(capacity, rollout), executor))
             try:
                 leases = await asyncio.shield(opening)
             except asyncio.CancelledError:
@@ -164,11 +171,11 @@ class RolloutQueue:
             left = give_up - time.monotonic()
             if leases or left <= 0:
                 return leases
-            await self._wait_for_work(left)
+            await self._wait_for_work(left, rollout)
 
-    async def _wait_for_work(self, seconds: float) -> None:
+    async def _wait_for_work(self, seconds: float, rollout: str | None) -> None:
         def due() -> bool:
-            return self._ended or self._state.waiting(time.monotonic())
+            return self._ended or self._state.waiting(time.monotonic(), rollout)
 
         async with self._changed:
             try:
@@ -177,8 +184,14 @@ class RolloutQueue:
             except TimeoutError:
                 return
 
-    async def _open_some(self, executor: str, capacity: int) -> Sequence[Lease]:
-        taken = self._state.take(capacity, time.monotonic())
+    def _take(self, capacity: int, rollout: str | None) -> list[Entry]:
+        now = time.monotonic()
+        if rollout is None:
+            return self._state.take(capacity, now)
+        one = self._state.take_one(rollout, now)
+        return [] if one is None else [one]
+
+    async def _open_some(self, taken: Sequence[Entry], executor: str) -> Sequence[Lease]:
         opening = [
             self._open_one(entry, entry.attempt or "", self._of_rollout[entry.rollout], executor) for entry in taken
         ]
@@ -244,6 +257,10 @@ class RolloutQueue:
             deadline_seconds=rules.deadline_seconds,
         )
 
+    def rollout_of_lease(self, lease: str) -> str | None:
+        """The rollout that is leased under this secret; None for one that is over or never was."""
+        return self._state.rollout_of_lease(lease)
+
     def heartbeat(self, lease: str) -> bool:
         """Keep the lease; True when the executor is to end its agent. Raises LeaseGoneError, QueueClosedError."""
         self._check_open()
@@ -264,6 +281,31 @@ class RolloutQueue:
             self._finishing[key] = closing
             closing.add_done_callback(lambda _: self._finishing.pop(key))
         return await asyncio.shield(closing)
+
+    def wanted(self, limit: int) -> list[tuple[Entry, Task]]:
+        """The first rollouts that wait for an executor of their own, each with its task. Raises QueueClosedError."""
+        self._check_open()
+        entries = self._state.wanted(time.monotonic())[:limit]
+        return [(entry, self._of_rollout[entry.rollout].tasks.task(entry.task)) for entry in entries]
+
+    def lost(self, rollout: str, number: int, klass: str, message: str) -> bool:
+        """The executor of attempt `number` of a rollout ended without a finish; `klass` is what the cluster makes of
+        it. False when that attempt is over already. Raises QueueClosedError.
+        """
+        self._check_open()
+        entry = self._state.lost(rollout, number)
+        if entry is not None:
+            assert entry.attempt is not None
+            logger.warning("executor %s of %s lost: %s: %s", entry.executor, rollout, klass, message)
+            self.spawn(self._close(entry, executor_finish(entry.attempt, klass, message)))
+            return True
+        retry_at = time.monotonic() + self.rules.retry_seconds * 2 ** (number - 1)
+        entry = self._state.not_begun(rollout, number, Ending(klass, message), retry_at)
+        if entry is None:
+            return False
+        logger.warning("no executor for %s, try %d: %s: %s", rollout, number, klass, message)
+        self._note_final(entry)
+        return True
 
     def _note_start(self, finish: Finish) -> None:
         """An agent that cannot start anywhere is the user's to mend: not a storm of retries."""
@@ -323,6 +365,13 @@ class RolloutQueue:
             return
         if isinstance(settled, Proof):
             running.proofs[entry.rollout] = settled
+        self._note_final(entry)
+
+    def _note_final(self, entry: Entry) -> None:
+        """A plan of which every rollout has ended is done."""
+        if entry.final is None:
+            return
+        running = self._of_rollout[entry.rollout]
         running.left -= 1
         if running.left == 0 and not running.done.done():
             running.done.set_result(None)

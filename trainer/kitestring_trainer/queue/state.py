@@ -97,6 +97,11 @@ class Entry:
     counts: Counter[str] = field(default_factory=Counter)
     final: Final | None = None
 
+    @property
+    def number(self) -> int:
+        """Which attempt of the rollout the present one is, or the next one will be: from 1."""
+        return self.counts.total() + 1
+
 
 class LeaseGoneError(Exception):
     """The lease is unknown or over (410)."""
@@ -161,18 +166,42 @@ class QueueState:
 
     def take(self, limit: int, now: float) -> list[Entry]:
         """Up to `limit` waiting rollouts, each with a new attempt id, for the caller to open at a gateway."""
-        while self._delayed and self._delayed[0][0] <= now:
-            self._ready.appendleft(heapq.heappop(self._delayed)[1])
+        self._wake(now)
         taken: list[Entry] = []
         while self._ready and len(taken) < limit:
             entry = self._entries.get(self._ready.popleft())
             if entry is None or entry.phase is not Phase.WAITING:
                 continue
-            entry.phase = Phase.OPENING
-            entry.attempt = self._new_attempt()
-            self._attempts[entry.attempt] = entry
-            taken.append(entry)
+            taken.append(self._begin(entry))
         return taken
+
+    def take_one(self, rollout: str, now: float) -> Entry | None:
+        """This rollout with a new attempt id, if it waits for an executor. LookupError when it never will again."""
+        entry = self._entries.get(rollout)
+        if entry is None or entry.phase is Phase.FINAL:
+            raise LookupError(rollout)
+        self._wake(now)
+        if rollout not in self._ready:
+            return None
+        self._ready = deque(waiting for waiting in self._ready if waiting != rollout)
+        return self._begin(entry)
+
+    def wanted(self, now: float) -> list[Entry]:
+        """Rollouts that wait for an executor, in the order in which they are to start."""
+        self._wake(now)
+        entries = (self._entries.get(rollout) for rollout in self._ready)
+        return [entry for entry in entries if entry is not None and entry.phase is Phase.WAITING]
+
+    def _wake(self, now: float) -> None:
+        """What was to wait until now stands at the head of the line."""
+        while self._delayed and self._delayed[0][0] <= now:
+            self._ready.appendleft(heapq.heappop(self._delayed)[1])
+
+    def _begin(self, entry: Entry) -> Entry:
+        entry.phase = Phase.OPENING
+        entry.attempt = self._new_attempt()
+        self._attempts[entry.attempt] = entry
+        return entry
 
     def opened(self, attempt: str, place: Place, executor: str, now: float) -> Entry | None:
         """The attempt is open; lease it. None when its rollout was removed meanwhile."""
@@ -203,6 +232,10 @@ class QueueState:
             self._forget(entry)
             entry.phase = Phase.WAITING
             self._ready.appendleft(entry.rollout)
+
+    def rollout_of_lease(self, lease: str) -> str | None:
+        entry = self._leases.get(lease)
+        return None if entry is None else entry.rollout
 
     def heartbeat(self, lease: str, now: float, longest: float) -> bool:
         """Keep the lease for another ttl; True when it has lasted longer than `longest` seconds: then it is kept no
@@ -236,8 +269,41 @@ class QueueState:
             entry.phase = Phase.CLOSING
         return silent
 
-    def waiting(self, now: float) -> bool:
-        """Whether `take` would give something."""
+    def lost(self, rollout: str, number: int) -> Entry | None:
+        """The executor of attempt `number` ended without a finish. The entry, if its attempt is leased: it is CLOSING
+        now and the caller is to close it. None: it is over, or never began.
+        """
+        entry = self._entries.get(rollout)
+        if entry is None or entry.phase is not Phase.LEASED or entry.number != number:
+            return None
+        entry.phase = Phase.CLOSING
+        return entry
+
+    def not_begun(self, rollout: str, number: int, ending: Ending, retry_at: float) -> Entry | None:
+        """The executor that attempt `number` was meant for ended before it leased anything: that counts as a try.
+
+        None when the rollout waits for no such attempt.
+        """
+        entry = self._entries.get(rollout)
+        if entry is None or entry.phase is not Phase.WAITING or entry.number != number:
+            return None
+        entry.counts[ending.klass] += 1
+        if self.tries.exhausted(entry.counts, ending.klass):
+            entry.phase = Phase.FINAL
+            entry.final = Final(rollout, None, ending, entry.counts.total())
+        else:
+            self._ready = deque(waiting for waiting in self._ready if waiting != rollout)
+            self._delayed = [(at, waiting) for at, waiting in self._delayed if waiting != rollout]
+            heapq.heapify(self._delayed)
+            heapq.heappush(self._delayed, (retry_at, rollout))
+        return entry
+
+    def waiting(self, now: float, rollout: str | None = None) -> bool:
+        """Whether `take`, or `take_one` of this rollout, would not be in vain."""
+        if rollout is not None:
+            entry = self._entries.get(rollout)
+            self._wake(now)
+            return entry is None or entry.phase is Phase.FINAL or rollout in self._ready
         return bool(self._ready) or bool(self._delayed and self._delayed[0][0] <= now)
 
     # --- ends of attempts ---

@@ -43,6 +43,18 @@ def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str |
             return CLASS_INFRASTRUCTURE, f"executor lost: {finish.message or 'no cause given'}"
 
 
+def executor_finish(attempt: str, klass: str, message: str) -> Finish:
+    """What an executor would have said that ended without a word, by what the cluster says of its pod."""
+    text = message[:4096]
+    match klass:
+        case "AgentFailed":  # by the kernel, for its memory
+            return Finish(attempt=attempt, ended="signalled", signal=9, message=text, log_tail=text, seconds=0)
+        case "TimedOut":
+            return Finish(attempt=attempt, ended="deadline", message=text, seconds=0)
+        case _:
+            return Finish(attempt=attempt, ended="executorLost", message=text, seconds=0)
+
+
 def has_given_its_result(fenced: FencedAttempt, rule: RewardRule) -> bool:
     """Whether an attempt whose executor was lost is over by what its gateway saw: it then counts, and none is opened.
 
