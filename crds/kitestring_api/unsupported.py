@@ -141,6 +141,15 @@ NOT_YET: tuple[NotYet, ...] = (
         "use mode: external",
     ),
     NotYet(
+        names.KIND_TRAINING_RUN,
+        "spec.storage",
+        "without credentialsSecretRef, unless credentials names all four",
+        lambda storage: "credentialsSecretRef" not in storage and len(storage.get("credentials", {})) < 4,
+        "credentialsSecretRef, or credentials with traces, agent, weights and trainer",
+        "object storage is opened with keys from Secrets, not with the identity of a pod",
+        "name a Secret with the keys accessKeyId and secretAccessKey in credentialsSecretRef",
+    ),
+    NotYet(
         names.KIND_ROLLOUT_POOL,
         "spec.reward.source",
         "scorer",

@@ -61,8 +61,10 @@ def _run_change(
     return RuleCase("TrainingRun", rule, path, broken, mend, before or {}, is_change=True)
 
 
-def _pool_change(rule: str, path: str, broken: dict[str, Any], mend: dict[str, Any]) -> RuleCase:
-    return RuleCase("RolloutPool", rule, path, broken, mend, is_change=True)
+def _pool_change(
+    rule: str, path: str, broken: dict[str, Any], mend: dict[str, Any], before: dict[str, Any] | None = None
+) -> RuleCase:
+    return RuleCase("RolloutPool", rule, path, broken, mend, before or {}, is_change=True)
 
 
 AGENT = "spec.template.spec.containers.0"
@@ -138,6 +140,12 @@ RULE_CASES = (
         "spec.validation.sampled",
         {"spec.validation": {"greedy": False, "sampled": False}},
         {"spec.validation.greedy": True},
+    ),
+    _run(
+        "spec.policies[].name must not be one of",
+        "spec.policies[0].name",
+        {"spec.policies.0.name": "gateway"},
+        {"spec.policies.0.name": "gateway-model", "spec.policies.0.aliases": ["gateway"]},
     ),
     _run(
         "spec.policies[] needs exactly one of model and endpoint",
@@ -262,13 +270,13 @@ RULE_CASES = (
         f"spec.checkpoints {FIXED}", "spec.checkpoints", {"spec.checkpoints.keep": 9}, {"spec.checkpoints.keep": 3}
     ),
     _run_change(
-        "spec.inference (backend, gpusPerReplica, image, extraArgs, threads, template) cannot change",
+        "spec.inference (backend, gpusPerReplica, image, extraArgs, threads, resources, template) cannot change",
         "spec.inference",
         {"spec.inference.threads": 2},
         {"spec.inference.threads": ABSENT, "spec.inference.replicas": 4},
     ),
     _run_change(
-        "spec.gateway (template, holdSeconds) cannot change",
+        "spec.gateway (resources, template, holdSeconds) cannot change",
         "spec.gateway",
         {"spec.gateway": {"replicas": 2, "template": {"metadata": {"labels": {"a": "b"}}}}},
         {"spec.gateway": {"replicas": 2}},
@@ -295,6 +303,18 @@ RULE_CASES = (
         {"spec.isolation": "Job"},
     ),
     _pool(
+        "spec.perTask has no meaning",
+        "spec.perTask",
+        {"spec.perTask.resourcesField": "resources"},
+        {"spec.isolation": "Job"},
+    ),
+    _pool(
+        "spec.allowedImages must not be empty",
+        "spec.allowedImages",
+        {"spec.isolation": "Job", "spec.perTask.imageField": "image"},
+        {"spec.allowedImages": ["registry.test/agents/*"]},
+    ),
+    _pool(
         "spec.agentProtocol.preload needs",
         "spec.agentProtocol.preload",
         {"spec.agentProtocol.preload": ["openai"], f"{AGENT}.command": ["./agent"]},
@@ -317,6 +337,60 @@ RULE_CASES = (
         "spec.template.spec.containers",
         {f"{AGENT}.env": [{"name": "OPENAI_API_KEY", "value": "sk-1"}]},
         {f"{AGENT}.env": [{"name": "OPENAI_MODEL", "value": "policy"}]},
+    ),
+    _pool(
+        "spec.template.spec must not have a container called launcher or worker",
+        "spec.template.spec.initContainers",
+        {"spec.template.spec.initContainers": [{"name": "worker", "image": "mine"}]},
+        {"spec.template.spec.initContainers.0.name": "worker-data"},
+    ),
+    _pool(
+        "spec.template.spec.volumes must not have a name",
+        "spec.template.spec.volumes",
+        {"spec.template.spec.volumes": [{"name": "kitestring-keys", "emptyDir": {}}]},
+        {"spec.template.spec.volumes.0.name": "cache"},
+    ),
+    _pool(
+        "spec.template.spec must not set hostNetwork",
+        "spec.template.spec",
+        {"spec.template.spec.hostPID": True},
+        {"spec.template.spec.hostPID": False},
+    ),
+    _pool(
+        "spec.template.spec must not have a privileged container",
+        "spec.template.spec.containers",
+        {f"{AGENT}.securityContext": {"privileged": True}},
+        {f"{AGENT}.securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}},
+    ),
+    _pool(
+        "spec.template.spec must not use the user id 65532",
+        "spec.template.spec",
+        {"spec.template.spec.securityContext": {"runAsUser": 65532}},
+        {"spec.template.spec.securityContext": {"runAsUser": 0, "runAsNonRoot": False}},
+    ),
+    _pool(
+        "spec.template.spec.restartPolicy is Kitestring's",
+        "spec.template.spec.restartPolicy",
+        {"spec.template.spec.restartPolicy": "Never"},
+        {"spec.template.spec.restartPolicy": ABSENT},
+    ),
+    _pool(
+        "spec.network.egress[] needs either cidr",
+        "spec.network.egress[0].cidr",
+        {"spec.network.egress": [{"cidr": "10.0.0.0/8", "podSelector": {}}]},
+        {"spec.network.egress.0.podSelector": ABSENT},
+    ),
+    _pool(
+        "spec.network.egress[].except has no meaning",
+        "spec.network.egress[0].except",
+        {"spec.network.egress": [{"namespaceSelector": {}, "except": ["10.0.0.0/8"]}]},
+        {"spec.network.egress.0.except": ABSENT},
+    ),
+    _pool(
+        "spec.network.egress[].ports[].endPort must not",
+        "spec.network.egress[0].ports[0].endPort",
+        {"spec.network.egress": [{"cidr": "10.0.0.0/8", "ports": [{"port": 443, "endPort": 80}]}]},
+        {"spec.network.egress.0.ports.0.endPort": 445},
     ),
     _pool(
         "spec.agentProtocol.task.field is required",
@@ -385,6 +459,20 @@ RULE_CASES = (
         "spec.trust",
         {"spec.trust": "strict", "spec.rolloutsPerWorker": 1},
         {"spec.trust": "standard"},
+    ),
+    _pool_change(
+        f"spec.allowedImages {USED_POOL}",
+        "spec.allowedImages",
+        {"spec.isolation": "Job", "spec.allowedImages": ["a/*", "b/*"]},
+        {"spec.allowedImages": ["a/*"]},
+        {"spec.isolation": "Job", "spec.allowedImages": ["a/*"]},
+    ),
+    _pool_change(
+        f"spec.perTask {USED_POOL}",
+        "spec.perTask",
+        {"spec.isolation": "Job", "spec.perTask.resourcesField": "resources"},
+        {"spec.perTask": ABSENT},
+        {"spec.isolation": "Job"},
     ),
     _pool_change(
         f"spec.template {USED_POOL}",

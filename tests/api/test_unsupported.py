@@ -29,6 +29,7 @@ CASES: tuple[tuple[dict[str, Any], str, Any], ...] = (
         {"source": "agent", "weight": 1.0},
     ),
     ({"spec.trainer.mode": "managed"}, "spec.trainer.mode", "managed"),
+    ({"spec.storage": {"bucket": "runs", "credentials": {"traces": {"name": "t"}}}}, "spec.storage", None),
     ({"spec.reward": {"source": "scorer"}}, "spec.reward.source", "scorer"),
 )
 

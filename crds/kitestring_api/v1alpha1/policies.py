@@ -12,6 +12,10 @@ from kitestring_api.v1alpha1.scalars import Label, ModelName, Name, Path, Token,
 ModuleSuffix = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
+TAKEN_NAMES = ("trainer", "gateway", "collector", "ray", "rollout", "keys", "storage", "config")
+"""Parts of a run whose objects are called like those of a policy of that name would be."""
+
+
 class HuggingFaceModel(ApiModel):
     """A model of the Hugging Face hub."""
 
@@ -83,6 +87,13 @@ class Policy(ApiModel):
     """A model that agents call by name: trained, or frozen (`train: false`: a judge, a user simulator)."""
 
     rules = (
+        Rule(
+            f"!(self.name in {list(TAKEN_NAMES)})",
+            f"spec.policies[].name must not be one of {', '.join(TAKEN_NAMES)}, which are other parts of a run",
+            "choose another name; agents may go on asking for this one if it stands in aliases",
+            field=".name",
+            reason="FieldValueForbidden",
+        ),
         Rule(
             "has(self.model) != has(self.endpoint)",
             "spec.policies[] needs exactly one of model and endpoint",

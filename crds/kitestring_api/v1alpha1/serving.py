@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from kitestring_api.v1alpha1.api_model import ApiModel
+from kitestring_api.v1alpha1.resources import Resources
 from kitestring_api.v1alpha1.rule import Rule
 from kitestring_api.v1alpha1.scalars import JsonObject, Text
 
@@ -35,6 +36,7 @@ class Inference(ApiModel):
     image: Text | None = Field(None, description="Image of the server; absent: that of this version.")
     extra_args: list[Text] = Field(default_factory=list, max_length=128, description="Further arguments of vLLM.")
     threads: int | None = Field(None, ge=1, le=1024, description="cpu: threads of each server; absent: 1.")
+    resources: Resources | None = Field(None, description="Resources of each server, its GPUs aside.")
     template: JsonObject | None = Field(None, description="Pod template laid over ours by strategic merge.")
 
 
@@ -42,6 +44,7 @@ class Gateway(ApiModel):
     """The only way from an agent to a model."""
 
     replicas: int = Field(1, ge=1, le=256, description="Gateway processes; each attempt belongs to one of them.")
+    resources: Resources | None = Field(None, description="Resources of each gateway process.")
     template: JsonObject | None = Field(None, description="Pod template laid over ours by strategic merge.")
     hold_seconds: int = Field(
         120,
@@ -55,10 +58,13 @@ class Gateway(ApiModel):
 class Collector(ApiModel):
     """What writes traces to storage before they are acknowledged."""
 
-    kind: Literal["contrib", "builtin"] = Field(
-        "contrib",
-        description="contrib: the stock OpenTelemetry Collector. builtin: ours, small; local runs always use it.",
+    kind: Literal["contrib", "builtin"] | None = Field(
+        None,
+        description="contrib: the stock OpenTelemetry Collector. builtin: ours, small; local runs always use it. "
+        "Absent: what the installation says, contrib unless it was changed.",
     )
+    resources: Resources | None = Field(None, description="Resources of the collector.")
+    template: JsonObject | None = Field(None, description="Pod template laid over ours by strategic merge.")
 
 
 class Traces(ApiModel):

@@ -7,6 +7,20 @@ from kitestring_api.v1alpha1.references import ObjectReference
 from kitestring_api.v1alpha1.scalars import Bucket, ObjectKey, Token, Url
 
 
+class StorageCredentials(ApiModel):
+    """Secrets with the keys accessKeyId and secretAccessKey, one for each part of a run's prefix.
+
+    What each must be allowed to do is in docs/cluster.md. Gateway, agents and workers have none.
+    """
+
+    traces: ObjectReference | None = Field(None, description="Of the collector: puts below traces/.")
+    agent: ObjectReference | None = Field(None, description="Of the collector of agents' own spans: puts below agent/.")
+    weights: ObjectReference | None = Field(None, description="Of the policy servers: gets and lists below weights/.")
+    trainer: ObjectReference | None = Field(
+        None, description="Of the trainer: everything below the prefix, of traces/ and agent/ only reading."
+    )
+
+
 class Storage(ApiModel):
     """A bucket of S3-compatible storage and the prefix in it under which runs are kept."""
 
@@ -18,4 +32,7 @@ class Storage(ApiModel):
     region: Token | None = Field(None, description="Region of the bucket, where the service has regions.")
     credentials_secret_ref: ObjectReference | None = Field(
         None, description="Secret with the keys accessKeyId and secretAccessKey; absent: the pods' own identity."
+    )
+    credentials: StorageCredentials | None = Field(
+        None, description="A Secret for each part of the prefix; one that is absent: credentialsSecretRef."
     )

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from kitestring_api.v1alpha1.api_model import ApiModel
+from kitestring_api.v1alpha1.resources import Resources
 from kitestring_api.v1alpha1.scalars import JsonObject, Scalar, Text, Token
 
 Logger = Literal["console", "tensorboard", "wandb", "mlflow"]
@@ -29,6 +30,7 @@ class Trainer(ApiModel):
     nodes: int = Field(1, ge=1, le=1024, description="Nodes of the trainer; one pod each.")
     gpus_per_node: int = Field(0, ge=0, le=64, description="GPUs of each node; 0 with device: cpu only.")
     image: Text | None = Field(None, description="Image of the trainer; absent: that of this version.")
+    resources: Resources | None = Field(None, description="Resources of each node's container, its GPUs aside.")
     template: JsonObject | None = Field(
         None, description="Pod template laid over ours by strategic merge: volumes, tolerations, node selector, …"
     )

@@ -97,7 +97,9 @@ class TrainingRunSpec(ApiModel):
     gateway: Gateway = Field(default_factory=Gateway, description="The gateway between agents and models.")
     traces: Traces = Field(default_factory=Traces, description="The record of every call.")
     storage: Storage | None = Field(
-        None, description="Object storage; a cluster needs it, a local run uses its run folder when absent."
+        None,
+        description="Object storage. Absent: in a cluster that of the installation, which must have one; in a local "
+        "run the run folder.",
     )
     steps: int = Field(ge=1, le=1_000_000, description="Steps of the run; each is one batch of rollouts.")
     seed: int = Field(0, ge=0, le=2_147_483_647, description="Seed of the order of tasks, of sampling and of training.")
@@ -171,10 +173,12 @@ class TrainingRun(ApiModel):
         ),
         _fixed_once_started(
             "inference",
-            ("backend", "gpusPerReplica", "image", "extraArgs", "threads", "template"),
+            ("backend", "gpusPerReplica", "image", "extraArgs", "threads", "resources", "template"),
             remedy="change replicas only, or make a new run",
         ),
-        _fixed_once_started("gateway", ("template", "holdSeconds"), remedy="change replicas only, or make a new run"),
+        _fixed_once_started(
+            "gateway", ("resources", "template", "holdSeconds"), remedy="change replicas only, or make a new run"
+        ),
         Rule(
             "!has(oldSelf.status) || !has(oldSelf.status.step) || self.spec.steps == oldSelf.spec.steps "
             "|| self.spec.steps >= oldSelf.status.step",
