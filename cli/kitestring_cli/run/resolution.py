@@ -243,10 +243,16 @@ def _not_applied(training_run: TrainingRun, pool: RolloutPool) -> Iterator[str]:
     pod = pool.spec.template.spec
     for field, value in {
         "spec.trainer.image": spec.trainer.image,
+        "spec.trainer.resources": spec.trainer.resources,
         "spec.trainer.template": spec.trainer.template,
         "spec.inference.image": spec.inference.image,
+        "spec.inference.resources": spec.inference.resources,
         "spec.inference.template": spec.inference.template,
+        "spec.gateway.resources": spec.gateway.resources,
         "spec.gateway.template": spec.gateway.template,
+        "spec.traces.collector.resources": spec.traces.collector.resources,
+        "spec.traces.collector.template": spec.traces.collector.template,
+        "spec.storage.credentials": spec.storage and spec.storage.credentials,
         "spec.scheduling": spec.scheduling.queue_name or spec.scheduling.priority_class_name,
         "spec.managedBy": spec.managed_by,
         "spec.suspend": spec.suspend,
@@ -259,7 +265,7 @@ def _not_applied(training_run: TrainingRun, pool: RolloutPool) -> Iterator[str]:
     }.items():
         if value:
             yield field
-    if spec.traces.collector.kind != "builtin":
+    if spec.traces.collector.kind == "contrib":
         yield "spec.traces.collector.kind (local runs use builtin)"
     if pool.spec.isolation == "Job":
         yield "RolloutPool spec.isolation: Job (local runs start processes)"
