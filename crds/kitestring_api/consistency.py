@@ -3,12 +3,14 @@
 Pure functions on typed documents. The command line reports what they find; the operator sets a condition from it.
 """
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
+from kitestring_api.v1alpha1.network import Destination
 
 FieldPath = tuple[str | int, ...]
 
@@ -64,6 +66,40 @@ def of_pool(pool: RolloutPool) -> Iterator[Inconsistency]:
                 f"must be a regular expression of Python: {error}",
                 "correct the expression",
             )
+    for index, destination in enumerate(pool.spec.network.egress):
+        yield from _ranges(destination, ("spec", "network", "egress", index))
+
+
+def _ranges(destination: Destination, path: FieldPath) -> Iterator[Inconsistency]:
+    """The ranges of addresses of a destination, which a NetworkPolicy must be able to say."""
+    if destination.cidr is None:
+        return
+    whole = _range_of(destination.cidr)
+    if isinstance(whole, str):
+        yield _no_range((*path, "cidr"), destination.cidr, whole)
+        return
+    for number, text in enumerate(destination.except_):
+        part, where = _range_of(text), (*path, "except", number)
+        if isinstance(part, str):
+            yield _no_range(where, text, part)
+        elif part.version != whole.version or part == whole or not part.subnet_of(whole):  # type: ignore[arg-type]
+            yield Inconsistency(
+                "RolloutPool", where, text, f"must lie within cidr {whole}", "correct the range, or remove it"
+            )
+
+
+def _range_of(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | str:
+    """The range that `text` names, or why it names none."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        return str(error)
+
+
+def _no_range(path: FieldPath, found: str, why: str) -> Inconsistency:
+    return Inconsistency(
+        "RolloutPool", path, found, f"must be a range of addresses: {why}", "write e.g. 10.0.0.0/8 or fd00::/8"
+    )
 
 
 def of_run_and_pool(run: TrainingRun, pool: RolloutPool) -> Iterator[Inconsistency]:

@@ -404,6 +404,24 @@ def test_the_same_name_twice(check: Check) -> None:
             "must be a regular expression of Python",
         ),
         (
+            {},
+            {"spec.network.egress": [{"cidr": "10.0.0.1/8"}]},
+            "RolloutPool:spec.network.egress[0].cidr",
+            "must be a range of addresses: 10.0.0.1/8 has host bits set",
+        ),
+        (
+            {},
+            {"spec.network.egress": [{"cidr": "10.0.0.0/8", "except": ["10.0.0.0/33"]}]},
+            "RolloutPool:spec.network.egress[0].except[0]",
+            "must be a range of addresses",
+        ),
+        (
+            {},
+            {"spec.network.egress": [{"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "fd00::/8"]}]},
+            "RolloutPool:spec.network.egress[0].except[1]",
+            "must lie within cidr 10.0.0.0/8",
+        ),
+        (
             {"spec.tasks.train.path": "train.csv"},
             {},
             "TrainingRun:spec.tasks.train.path",

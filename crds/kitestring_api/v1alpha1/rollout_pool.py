@@ -8,6 +8,8 @@ from kitestring_api.v1alpha1.agent_protocol import AgentProtocol
 from kitestring_api.v1alpha1.api_model import ApiModel
 from kitestring_api.v1alpha1.limits import Attempts, Limits
 from kitestring_api.v1alpha1.metadata import ObjectMeta
+from kitestring_api.v1alpha1.network import Network
+from kitestring_api.v1alpha1.per_task import PerTask
 from kitestring_api.v1alpha1.pod_template import PodTemplate
 from kitestring_api.v1alpha1.reward import Reward
 from kitestring_api.v1alpha1.rule import Rule
@@ -31,6 +33,20 @@ class RolloutPoolSpec(ApiModel):
             "remove allowedImages, or set isolation: Job",
             field=".allowedImages",
             reason="FieldValueForbidden",
+        ),
+        Rule(
+            "self.isolation == 'Job' || (!has(self.perTask.imageField) && !has(self.perTask.resourcesField))",
+            "spec.perTask has no meaning with isolation: Worker, where rollouts of several tasks share a pod",
+            "remove perTask, or set isolation: Job",
+            field=".perTask",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "!has(self.perTask.imageField) || size(self.allowedImages) > 0",
+            "spec.allowedImages must not be empty with spec.perTask.imageField",
+            "list the images that tasks may ask for, e.g. allowedImages: [registry.example/agents/*]",
+            field=".allowedImages",
+            reason="FieldValueRequired",
         ),
         Rule(
             "size(self.agentProtocol.preload) == 0 || self.template.spec.containers.all(c, c.name != 'agent' "
@@ -63,7 +79,11 @@ class RolloutPoolSpec(ApiModel):
         description="Images that a task may ask for (isolation: Job); `*` at the end matches any rest.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
+    per_task: PerTask = Field(
+        default_factory=PerTask, description="What a task may say about the pod of its rollout (isolation: Job)."
+    )
     template: PodTemplate = Field(description="The pod of the agent; its container `agent` is yours.")
+    network: Network = Field(default_factory=Network, description="What agents may reach beside the gateway and DNS.")
     agent_protocol: AgentProtocol = Field(
         default_factory=AgentProtocol, description="How a task reaches the agent, and what is read back."
     )
@@ -73,7 +93,7 @@ class RolloutPoolSpec(ApiModel):
 
 
 def _fixed_while_used(section: str) -> Rule:
-    """The rule that `spec.<section>`, which every pool has, stays as it is while runs use the pool."""
+    """The rule that `spec.<section>`, which every pool has by default, stays as it is while runs use the pool."""
     return Rule(
         "!has(oldSelf.status) || !has(oldSelf.status.runs) || oldSelf.status.runs == 0 "
         f"|| self.spec.{section} == oldSelf.spec.{section}",
@@ -89,7 +109,17 @@ class RolloutPool(ApiModel):
 
     rules = tuple(
         _fixed_while_used(section)
-        for section in ("isolation", "trust", "template", "agentProtocol", "reward", "limits", "attempts")
+        for section in (
+            "isolation",
+            "trust",
+            "allowedImages",
+            "perTask",
+            "template",
+            "agentProtocol",
+            "reward",
+            "limits",
+            "attempts",
+        )
     )
 
     plural: ClassVar[str] = "rolloutpools"
