@@ -1,0 +1,55 @@
+"""What the operator asks of a cluster: nine requests. Behind it is the official client; in tests, a dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from kitestring_operator.observed import Manifest, ObjectRef
+
+Propagation = Literal["Background", "Foreground"]
+
+
+class Cluster(Protocol):
+    """Requests to an API server. Each may raise an error of `cluster.errors`; writes without the lease: NotLeadingError.
+
+    Objects come back whole, `metadata.managedFields` left out.
+    """
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        """Server-side apply under the operator's field manager; takes fields over from others, creates what is absent."""
+        ...
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create. AlreadyExistsError where an object of the name is there."""
+        ...
+
+    async def update(self, manifest: Manifest) -> Manifest:
+        """Replace the object that has this `metadata.resourceVersion`. ConflictError when it has another by now."""
+        ...
+
+    async def patch(self, ref: ObjectRef, patch: Mapping[str, Any]) -> Manifest | None:
+        """Merge-patch an object; None when it is not there."""
+        ...
+
+    async def patch_status(self, ref: ObjectRef, uid: str, status: Mapping[str, Any]) -> Manifest | None:
+        """Apply the whole status: fields that are not in it go. None when the object of this uid is gone."""
+        ...
+
+    async def delete(
+        self, ref: ObjectRef, *, uid: str, propagation: Propagation = "Background", grace_seconds: int | None = None
+    ) -> None:
+        """Delete the object that has this uid; one that is gone already is fine."""
+        ...
+
+    async def get(self, ref: ObjectRef) -> Manifest | None:
+        """The object, or None."""
+        ...
+
+    async def list(self, kind: str, namespace: str | None, selector: str = "") -> list[Manifest]:
+        """All objects of a kind that the label selector selects, read by pages; `namespace=None`: of all namespaces."""
+        ...
+
+    async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
+        """The last lines of a container's log; empty when there is none."""
+        ...
