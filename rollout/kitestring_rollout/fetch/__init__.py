@@ -1,0 +1,1 @@
+"""Brings what a trainer needs, models and task files, from object storage and hubs into folders."""
