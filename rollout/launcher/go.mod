@@ -1,0 +1,3 @@
+module kitestring.dev/launcher
+
+go 1.24

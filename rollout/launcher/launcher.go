@@ -1,0 +1,280 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// The pauses between tries to reach the worker.
+const (
+	firstPause   = 10 * time.Millisecond
+	longestPause = 200 * time.Millisecond
+)
+
+// lockName is the file beside the socket that a launcher holds locked for as long as one of its agents may live.
+const lockName = "launcher.lock"
+
+type launcher struct {
+	control    int
+	children   chan os.Signal
+	terminate  chan os.Signal
+	guardians  map[int]bool
+	preloaded  *preloaded // nil: agents are executed
+	terminated bool
+}
+
+// message is what the worker says: data, and the descriptor of a channel or -1.
+type message struct {
+	data []byte
+	fd   int
+}
+
+// launch is the life of the launcher; returns its exit code.
+func launch(path string) int {
+	l := launcher{
+		children:  make(chan os.Signal, 1),
+		terminate: make(chan os.Signal, 1),
+		guardians: map[int]bool{},
+	}
+	// No signal that an agent sends ends it: agents have the same user.
+	signal.Notify(make(chan os.Signal, 1))
+	signal.Notify(l.children, syscall.SIGCHLD)
+	signal.Notify(l.terminate, syscall.SIGTERM)
+	for _, err := range []error{seal(), adopt(), inheritNothing()} {
+		if err != nil {
+			return complain(err)
+		}
+	}
+	forgetOurs()
+	control, err := l.connect(path)
+	if err != nil {
+		return complain(err)
+	}
+	if control < 0 {
+		return exitTerminated
+	}
+	l.control = control
+	messages := l.messages()
+	first, open := <-messages
+	if !open || first.fd < 0 {
+		return exitWorkerGone
+	}
+	var plan Plan
+	channel := os.NewFile(uintptr(first.fd), "plan")
+	if err := readFrame(channel, &plan); err != nil {
+		return exitWorkerGone
+	}
+	channel.Close()
+	// Until here no agent can be; from here on the worker listens to nobody before this process has ended.
+	if err := lock(filepath.Join(filepath.Dir(path), lockName)); err != nil {
+		return complain(err)
+	}
+	l.prepare(&plan)
+	return l.serve(messages)
+}
+
+func complain(err error) int {
+	fmt.Fprintf(os.Stderr, "launcher: %v\n", err)
+	return exitBroken
+}
+
+// connect waits for the worker to listen; -1 when told to end meanwhile.
+func (l *launcher) connect(path string) (int, error) {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		control, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return -1, err
+		}
+		err = syscall.Connect(control, &syscall.SockaddrUnix{Name: path})
+		if err == nil {
+			return control, nil
+		}
+		syscall.Close(control)
+		if err != syscall.ENOENT && err != syscall.ECONNREFUSED && err != syscall.EINTR {
+			return -1, fmt.Errorf("cannot connect to %s: %w", path, err)
+		}
+		select {
+		case <-l.terminate:
+			return -1, nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// messages hears the worker; closed when it is gone.
+func (l *launcher) messages() <-chan message {
+	heard := make(chan message)
+	go func() {
+		defer close(heard)
+		for {
+			data, fd, err := receive(l.control)
+			if err != nil {
+				complain(err)
+			}
+			if err != nil || len(data) == 0 {
+				return
+			}
+			heard <- message{data, fd}
+		}
+	}()
+	return heard
+}
+
+// lock takes what is given back by the end of this process only.
+func lock(path string) error {
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err == nil {
+		err = syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot lock %s: %w", path, err)
+	}
+	return nil
+}
+
+// prepare makes ready what the plan asks for and says so, or why no agent will ever start.
+func (l *launcher) prepare(plan *Plan) {
+	var problem string
+	if err := emptied(plan.Scratch); err != nil {
+		problem = fmt.Sprintf("scratch_root: %v; mount a writable volume there in the container `agent`", err)
+	} else if plan.Program != nil {
+		l.preloaded, problem = startPreloaded(plan)
+	}
+	switch {
+	case problem != "":
+		_ = sendJSON(l.control, map[string]string{"broken": problem})
+	case l.preloaded == nil:
+		_ = sendJSON(l.control, map[string]any{"ready": "static launcher", "notes": []string{}})
+	}
+}
+
+// serve does what the worker says until that is to end, or gone.
+func (l *launcher) serve(messages <-chan message) int {
+	for {
+		select {
+		case <-l.children:
+			if !l.bury() {
+				fmt.Fprintln(os.Stderr, "launcher: the interpreter that forks the agents died")
+				killTree(os.Getpid(), nil)
+				return exitBroken
+			}
+		case <-l.terminate:
+			if !l.terminated {
+				l.terminated = true
+				_ = sendJSON(l.control, map[string]bool{"draining": true})
+			}
+		case answer, open := <-l.preloaded.heard():
+			l.preloaded.forward(answer, open, l.control)
+		case said, open := <-messages:
+			if !open {
+				l.endAll()
+				return exitWorkerGone
+			}
+			if end, err := l.obey(said); err != nil {
+				l.endAll()
+				return complain(err)
+			} else if end {
+				l.endAll()
+				if l.terminated {
+					return exitTerminated
+				}
+				return exitEnded
+			}
+		}
+	}
+}
+
+// obey does what one message says; true when it says that this is the end.
+func (l *launcher) obey(said message) (bool, error) {
+	if said.fd >= 0 {
+		defer syscall.Close(said.fd)
+		return false, l.begin(said)
+	}
+	var what order
+	if err := json.Unmarshal(said.data, &what); err != nil {
+		return false, err
+	}
+	if what.Kill != 0 && l.preloaded != nil {
+		l.preloaded.pass(said)
+	} else if l.guardians[what.Kill] {
+		signalTo(what.Kill, syscall.SIGKILL)
+	}
+	return what.End, nil
+}
+
+// begin gives a channel to a guardian. Made for the attempt and not before it: where one rollout runs at a time no
+// agent is there that could meddle with its guardian before that is sealed.
+func (l *launcher) begin(said message) error {
+	if l.preloaded != nil {
+		l.preloaded.pass(said)
+		return nil
+	}
+	null, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(null)
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"launcher", asGuardian}, &syscall.ProcAttr{
+		Env:   os.Environ(),
+		Files: []uintptr{uintptr(null), 1, 2, uintptr(said.fd)},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		// Closing the channel tells the worker; the next may succeed.
+		complain(fmt.Errorf("cannot start a guardian: %w", err))
+		return nil
+	}
+	l.guardians[pid] = true
+	return nil
+}
+
+// bury collects children; when a guardian was killed, what it left fell to us: nothing of that may live. false: the
+// agents cannot be forked any more.
+func (l *launcher) bury() bool {
+	ended, _ := reap()
+	orphaned := false
+	for pid, status := range ended {
+		orphaned = orphaned || (l.guardians[pid] && status != 0)
+		delete(l.guardians, pid)
+	}
+	if orphaned {
+		killTree(os.Getpid(), l.guardians)
+	}
+	if l.preloaded != nil {
+		if _, died := ended[l.preloaded.pid]; died {
+			return l.preloaded.buried(l.control)
+		}
+	}
+	return true
+}
+
+// endAll waits for the guardians, which end with their channels, and ends what is left then.
+func (l *launcher) endAll() {
+	if l.preloaded != nil {
+		l.preloaded.close()
+	}
+	giveUp := time.After(3 * unkillable)
+	for {
+		ended, none := reap()
+		if none {
+			return
+		}
+		for pid, status := range ended {
+			if l.guardians[pid] && status != 0 {
+				delete(l.guardians, pid)
+				killTree(os.Getpid(), l.guardians)
+			}
+		}
+		select {
+		case <-l.children:
+		case <-giveUp:
+			killTree(os.Getpid(), nil)
+			return
+		}
+	}
+}
