@@ -222,3 +222,25 @@ async def test_the_routes_refuse_nonsense(world: World) -> None:
     await asyncio.to_thread(outcome_of, world, Asking)
     assert set(answers.values()) == {422}
     assert len(answers) == 7
+
+
+def test_a_task_names_its_image_and_one_that_is_not_allowed_is_invalid(world: World) -> None:
+    rows = [
+        {"question": "0", "answer": "a0", "image": "python:3.12", "resources": {"limits": {"cpu": "1"}}},
+        {"question": "1", "answer": "a1", "image": "evil:1"},
+    ]
+    playing, rollouts = outcome_of(
+        world,
+        Cluster,
+        pool__isolation="Job",
+        pool__allowedImages=["python:3.12"],
+        pool__perTask={"imageField": "image", "resourcesField": "resources"},
+        spec__tasks__train={"inline": rows},
+        spec__rollouts__tasksPerStep=2,
+    )
+    assert {(w.image, str(w.resources)) for w in playing.seen} == {("python:3.12", "{'limits': {'cpu': '1'}}")}
+    invalid = [r for r in rollouts if r["class"] == "InvalidTask"]
+    assert len(invalid) == len(playing.seen) == 3
+    assert all(
+        "asks for image evil:1, which spec.allowedImages does not allow (python:3.12)" in r["reason"] for r in invalid
+    )

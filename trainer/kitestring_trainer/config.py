@@ -12,6 +12,7 @@ from kitestring_api.v1alpha1.policies import Policy
 from kitestring_rollout.protocol.gateway_admin import AttemptLimits, RewardRule
 from kitestring_rollout.storage import StoreConfig
 from kitestring_trainer.errors import UserMistakeError
+from kitestring_trainer.queue.executors import PerTask
 from kitestring_trainer.queue.rollouts import QueueRules
 from kitestring_trainer.queue.state import Tries
 from kitestring_trainer.tasks import TaskFields
@@ -96,6 +97,11 @@ class TrainerConfig(Part):
             lease_seconds=self.timing.lease,
             proof_seconds=self.timing.proof,
             retry_seconds=self.timing.retry,
+            per_task=PerTask(
+                image_field=self.pool.per_task.image_field,
+                resources_field=self.pool.per_task.resources_field,
+                allowed_images=tuple(self.pool.allowed_images),
+            ),
         )
 
     @property
