@@ -1,0 +1,92 @@
+"""The kind cluster itself: made from `e2e/kind.yaml` with mounts, found again, deleted, given images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from e2e.node import images, layout, network, programs
+from e2e.node.command import digest, run, succeeds
+from e2e.node.engine import environment
+from e2e.node.kube import kubectl, reachable
+from e2e.node.progress import say, step
+
+_MADE_OF: Final = layout.RUN / "made-of"
+_PUBLISHED_IMAGE: Final = os.environ.get("E2E_NODE_IMAGE", "kindest/node:v1.34.3")
+
+
+def up() -> None:
+    """Have the cluster: kept when it runs and is made of what it would be made of now, else made anew."""
+    published = _can_pull()
+    image = _PUBLISHED_IMAGE if published else images.node_image()
+    config = _config(own_network=not published)
+    made_of = digest([image, json.dumps(config), layout.HERE / "network.py", layout.HERE / "manifests"])
+    if _MADE_OF.exists() and _MADE_OF.read_text() == made_of and reachable():
+        say("the cluster is there already")
+        return
+    down()
+    if not published:
+        images.base_image()
+    layout.SHARED.mkdir(parents=True, exist_ok=True)
+    layout.SHARED.chmod(0o1777)
+    with step("create the cluster"):
+        _kind("create", "cluster", "--image", image, "--config", "-", stdin=yaml.safe_dump(config), log="kind-create")
+    if not published:
+        with step("network"):
+            network.install()
+    with step("nodes and system pods ready"):
+        kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=120s", timeout=150)
+        for kind, name in (("deployment", "coredns"), *([] if published else [("daemonset", "kube-router")])):
+            kubectl("--namespace", "kube-system", "rollout", "status", f"{kind}/{name}", "--timeout=180s", timeout=200)
+    _MADE_OF.write_text(made_of)
+
+
+def down() -> None:
+    """Delete the cluster, if there is one."""
+    _MADE_OF.unlink(missing_ok=True)
+    if layout.CLUSTER in _kind("get", "clusters").split():
+        with step("delete the cluster"):
+            _kind("delete", "cluster", "--name", layout.CLUSTER)
+            succeeds(["docker", "network", "rm", "kind"], env=environment())
+    layout.KUBECONFIG.unlink(missing_ok=True)
+
+
+def load(names: list[str]) -> None:
+    """Copy images of the engine to the workers, in one archive, so that layers they share are sent once."""
+    nodes = [
+        node for node in _kind("get", "nodes", "--name", layout.CLUSTER).split() if not node.endswith("control-plane")
+    ]
+    with step(f"load {' '.join(names)}"):
+        _kind("load", "docker-image", "--name", layout.CLUSTER, "--nodes", ",".join(nodes), *names)
+
+
+def _config(*, own_network: bool) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(layout.KIND_CONFIG.read_text())
+    mounts = [
+        {"hostPath": str(path), "containerPath": str(path), "readOnly": read_only}
+        for path, read_only in layout.mounts()
+    ]
+    for node in config["nodes"]:
+        node["extraMounts"] = mounts
+    if own_network:
+        config["networking"]["disableDefaultCNI"] = True
+    return config
+
+
+def _can_pull() -> bool:
+    """Whether kind's published node image is here or can be pulled."""
+    inspect = ["docker", "image", "inspect", _PUBLISHED_IMAGE]
+    pull = ["docker", "pull", "--quiet", _PUBLISHED_IMAGE]
+    return succeeds(inspect, env=environment()) or succeeds(pull, env=environment(), timeout=600)
+
+
+def _kind(*arguments: str, stdin: str | None = None, log: str | None = None) -> str:
+    installed = shutil.which("kind")
+    program = Path(installed) if installed else programs.program(programs.KIND, "kind")
+    kubeconfig = ["--kubeconfig", str(layout.KUBECONFIG)] if arguments[0] in ("create", "delete") else []
+    return run([program, *arguments, *kubeconfig], env=environment(), stdin=stdin, log=log)

@@ -1,0 +1,58 @@
+"""The network of a cluster whose node image brings none: routed veth pairs, static routes, kube-router's firewall."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Final
+
+from e2e.node import layout
+from e2e.node.command import Failed
+from e2e.node.engine import docker
+from e2e.node.kube import kubectl
+
+_PODS: Final = "10.244.0.0/16"
+_CONFLIST: Final = "/etc/cni/net.d/10-kitestring-e2e.conflist"
+
+
+def install() -> None:
+    """Give every node its part of the pod network, and enforce NetworkPolicy."""
+    nodes = _nodes()
+    for name, (subnet, _) in nodes.items():
+        routes = [f"ip route replace {other} via {address}" for peer, (other, address) in nodes.items() if peer != name]
+        # Pods keep their own address among themselves (policies select by it) and take the node's towards the outside.
+        outside = f"POSTROUTING -s {_PODS} ! -d {_PODS} -j MASQUERADE"
+        masquerade = f"iptables -t nat -C {outside} 2>/dev/null || iptables -t nat -A {outside}"
+        script = "\n".join(["set -e", "mkdir -p /etc/cni/net.d", f"cat >{_CONFLIST}", *routes, masquerade])
+        docker("exec", "--interactive", name, "sh", "-c", script, stdin=json.dumps(_conflist(subnet)))
+    manifest = layout.HERE / "manifests" / "kube-router.yaml"
+    kubectl("apply", "--server-side", "--filename", manifest)
+
+
+def _conflist(subnet: str) -> dict[str, object]:
+    """Plugins that wire a pod: a routed pair, so that also neighbours on one node pass the firewall, and host ports."""
+    ranges = [[{"subnet": subnet}]]
+    ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}]}
+    plugins = [
+        {"type": "ptp", "ipMasq": False, "ipam": ipam},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ]
+    return {"cniVersion": "0.4.0", "name": "kitestring-e2e", "plugins": plugins}
+
+
+def _nodes() -> dict[str, tuple[str, str]]:
+    """Each node with its pods' subnet and its own address, once all have them: right after their start they may not."""
+    deadline = time.monotonic() + 60
+    while True:
+        nodes = {}
+        for item in json.loads(kubectl("get", "nodes", "--output", "json"))["items"]:
+            addresses = {entry["type"]: entry["address"] for entry in item["status"].get("addresses", [])}
+            if item["spec"].get("podCIDR") and "InternalIP" in addresses:
+                nodes[item["metadata"]["name"]] = (item["spec"]["podCIDR"], addresses["InternalIP"])
+            elif time.monotonic() > deadline:
+                raise Failed(f"node {item['metadata']['name']} has had no podCIDR for 60 s")
+            else:
+                break
+        else:
+            return nodes
+        time.sleep(0.3)
