@@ -9,6 +9,9 @@ SEED ?= 1
 # TORCH=cpu takes torch from uv's CPU backend (0.2 GB) in place of the locked CUDA build (4.6 GB); both run on CPUs.
 TORCH ?= locked
 RUN_ARGS ?=
+IMAGES ?=
+HELM ?= helm
+HELM_ARGS ?=
 ROWS ?=
 PYTEST_ARGS ?=
 
@@ -87,8 +90,19 @@ bench: install-dev ## the costs of docs/performance.md against their allowed ran
 test-vllm: install-dev ## the policy server's contract against the real vLLM on CPU
 	$(BIN)/python tests/policy_server/vllm_server.py
 
-generate: install-dev ## crds/manifests and docs/api.md from the models
+generate: install-dev ## crds/manifests and docs/api.md from the models, and what the chart and its page take from them
 	$(BIN)/python -m kitestring_cli.generate
+	$(BIN)/python charts/generate.py
+
+.PHONY: images manifests
+images: $(BIN)/uv ## the container images (IMAGES="operator rollout --tag 1": only those, so); needs Docker
+	UV=$(BIN)/uv images/build.sh $(IMAGES)
+
+manifests: ## build/install.yaml: the rendered chart as one file (HELM_ARGS="--set seaweedfs.enabled=true"); needs Helm
+	@mkdir -p build
+	{ printf 'apiVersion: v1\nkind: Namespace\nmetadata:\n  name: kitestring\n'; \
+	  $(HELM) template kitestring charts/kitestring --namespace kitestring --skip-tests $(HELM_ARGS); } > build/install.yaml
+	@echo "kubectl apply --server-side -f build/install.yaml"
 
 locks: $(BIN)/uv ## write every lock file anew
 	bash locks/compile.sh
