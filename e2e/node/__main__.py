@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from e2e.node import engine, kind, kube, layout, smoke
+from e2e.node import engine, gpu, kind, kube, kueue, kwok, layout, smoke
 from e2e.node.command import Failed
 from e2e.node.progress import say
 
@@ -24,6 +24,15 @@ def main() -> int:
     commands.add_parser("env", help='print variables for a shell: eval "$(e2e/cluster env)"')
     load = commands.add_parser("load", help="copy images of the engine into the cluster")
     load.add_argument("images", nargs="+", metavar="IMAGE")
+    kueue_command = commands.add_parser("kueue", help="install Kueue, built when needed; or remove it")
+    kueue_command.add_argument("action", nargs="?", choices=["install", "remove"], default="install")
+    kwok_command = commands.add_parser("kwok", help="start fake nodes (fake-0, …), or stop them")
+    kwok_command.add_argument("action", choices=["start", "stop"])
+    kwok_command.add_argument("--nodes", type=int, default=1)
+    kwok_command.add_argument("--gpus", type=int, default=0, help="of each node")
+    gpu_command = commands.add_parser("gpu", help="let the scheduler believe that a node has GPUs")
+    gpu_command.add_argument("node")
+    gpu_command.add_argument("count", type=int)
     arguments = parser.parse_args()
     try:
         match arguments.command:
@@ -41,6 +50,12 @@ def main() -> int:
                 _print_environment()
             case "load":
                 kind.load(arguments.images)
+            case "kueue":
+                kueue.install() if arguments.action == "install" else kueue.remove()
+            case "kwok":
+                kwok.start(arguments.nodes, arguments.gpus) if arguments.action == "start" else kwok.stop()
+            case "gpu":
+                gpu.set_capacity(arguments.node, arguments.count)
     except Failed as failure:
         print(f"e2e/cluster: {failure}", file=sys.stderr)
         return 1
@@ -64,6 +79,7 @@ def _down() -> None:
     if kube.external_kubeconfig() is not None:
         say("the cluster of KUBECONFIG is left as it is")
         return
+    kwok.end()
     if engine.answers():
         kind.down()
     engine.stop()

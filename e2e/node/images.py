@@ -63,12 +63,12 @@ def node_image() -> str:
     with tempfile.TemporaryDirectory(dir=layout.CACHE, prefix="node-") as folder:
         context = Path(folder)
         with step("node's packages"):
-            _build("net", f"{tag}-net", context, BASE=base)
+            build("net", f"{tag}-net", context, BASE=base)
             _copy_readable(files_of_kind, context / "kind")
             for name in ("kubelet", "kubeadm", "kubectl"):
-                _copy(programs.program(programs.KUBERNETES, name), context / "programs" / name)
-            _copy(programs.program(programs.OWN, "thin-runc"), context / "programs" / "thin-runc")
-            _build("node", f"{tag}-empty", context, BASE=f"{tag}-net", THIN=thin, VERSION=programs.KUBERNETES_VERSION)
+                copy_program(programs.program(programs.KUBERNETES, name), context / "programs" / name)
+            copy_program(programs.program(programs.OWN, "thin-runc"), context / "programs" / "thin-runc")
+            build("node", f"{tag}-empty", context, BASE=f"{tag}-net", THIN=thin, VERSION=programs.KUBERNETES_VERSION)
         with step("images of the cluster's parts"):
             config = tomllib.loads((files_of_kind / "etc/containerd/config.toml").read_text())
             sandbox = config["plugins"]["io.containerd.grpc.v1.cri"]["sandbox_image"]
@@ -76,6 +76,9 @@ def node_image() -> str:
         with step("node image"):
             _preload(f"{tag}-empty", [*names, layout.BASE_IMAGE], tag)
             docker("image", "rm", f"{tag}-empty", f"{tag}-net", *names)
+            for old in docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "kitestring-e2e/node").split():
+                if old != tag:
+                    docker("image", "rm", "--force", old)
     return tag
 
 
@@ -93,8 +96,8 @@ def _part_images(context: Path, net: str, sandbox: str) -> list[str]:
         (sandbox, "scratch", programs.OWN, "pause"),
     ]
     for image, base, group, name in parts:
-        _copy(programs.program(group, name), context / name / name)
-        _build("program", image, context / name, BASE=base)
+        copy_program(programs.program(group, name), context / name / name)
+        build("program", image, context / name, BASE=base)
     # The image says what to run where no pod spec does.
     for image, name in ((by_part["coredns"], "coredns"), (sandbox, "pause")):
         _entrypoint(image, name)
@@ -133,7 +136,8 @@ def _preload(empty: str, images: list[str], tag: str) -> None:
         docker("rm", "--force", "--volumes", container)
 
 
-def _build(file: str, tag: str, context: Path, **arguments: str) -> None:
+def build(file: str, tag: str, context: Path, **arguments: str) -> None:
+    """Build one of the files under `image/`."""
     path = layout.IMAGE_FILES / f"{file}.Dockerfile"
     values = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     proxies = [word for name in ("http_proxy", "https_proxy", "no_proxy") for word in ("--build-arg", name)]
@@ -141,7 +145,8 @@ def _build(file: str, tag: str, context: Path, **arguments: str) -> None:
     docker("build", "--network=host", "--file", path, "--tag", tag, *proxies, *values, context, log=log)
 
 
-def _copy(program: Path, target: Path) -> None:
+def copy_program(program: Path, target: Path) -> None:
+    """Put a program into the context of a build."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(program, target)
 

@@ -1,0 +1,69 @@
+"""Kueue, for the tests of queueing: built, loaded and installed on demand."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from e2e.node import kind, layout, programs
+from e2e.node.engine import image_exists
+from e2e.node.images import build, copy_program
+from e2e.node.kube import kubectl
+from e2e.node.progress import step
+
+NAMESPACE: Final = "kueue-system"
+_MODULE: Final = "sigs.k8s.io/kueue"
+
+
+def install() -> None:
+    """Have Kueue on the cluster, its webhooks answering."""
+    image = f"kitestring-e2e/kueue:{programs.key(programs.KUEUE)}"
+    if not image_exists(image):
+        with tempfile.TemporaryDirectory(dir=layout.CACHE, prefix="kueue-") as folder:
+            copy_program(programs.program(programs.KUEUE, "manager"), Path(folder) / "manager")
+            build("kueue", image, Path(folder))
+    kind.load([image])
+    with step("install Kueue"):
+        objects = _manifests(image)
+        kubectl("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=json.dumps(_list(objects)))
+        kubectl(
+            "--namespace",
+            NAMESPACE,
+            "rollout",
+            "status",
+            "deployment/kueue-controller-manager",
+            "--timeout=180s",
+            timeout=200,
+        )
+        docker("image", "rm", image)
+
+
+def remove() -> None:
+    """Take Kueue off the cluster, with its definitions and what was made of them."""
+    with step("remove Kueue"):
+        kubectl(
+            "delete",
+            "--ignore-not-found",
+            "--filename",
+            "-",
+            stdin=json.dumps(_list(_manifests("removed"))),
+            timeout=180,
+        )
+
+
+def _manifests(image: str) -> list[dict[str, Any]]:
+    folder = programs.module_folder(programs.KUEUE, _MODULE) / "config" / "default"
+    objects = [item for item in yaml.safe_load_all(kubectl("kustomize", folder)) if item]
+    for item in objects:
+        if item["kind"] == "Deployment":
+            container = item["spec"]["template"]["spec"]["containers"][0]
+            container.update(image=image, imagePullPolicy="IfNotPresent")
+    return objects
+
+
+def _list(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "List", "items": objects}
