@@ -70,7 +70,7 @@ demo: install ## train the calculator agent on two CPU cores, in about four minu
 
 # ---- what a developer wants ---------------------------------------------------------------------------------------
 
-.PHONY: test lint format bench test-vllm generate locks
+.PHONY: test lint format bench test-vllm e2e e2e-full e2e-up e2e-down generate locks
 test: install-dev ## every test, the faults and one real training included
 	$(BIN)/pytest -m "not vllm" -n 3 --dist loadfile $(PYTEST_ARGS)
 
@@ -89,6 +89,18 @@ bench: install-dev ## the costs of docs/performance.md against their allowed ran
 
 test-vllm: install-dev ## the policy server's contract against the real vLLM on CPU
 	$(BIN)/python tests/policy_server/vllm_server.py
+
+e2e: e2e-up ## the core scenarios on a real cluster of three nodes (KUBECONFIG, else kind; see e2e/README.md)
+	$(BIN)/pytest e2e -m "core and not full" $(PYTEST_ARGS)
+
+e2e-full: e2e-up ## every scenario, those of nodes that fail, of Kueue and of scale too
+	$(BIN)/pytest e2e -m "core or full" $(PYTEST_ARGS)
+
+e2e-up: install-dev ## have the cluster of the end-to-end tests
+	e2e/cluster up
+
+e2e-down: ## delete it, and end what was started for it
+	e2e/cluster down
 
 generate: install-dev ## crds/manifests and docs/api.md from the models, and what the chart and its page take from them
 	$(BIN)/python -m kitestring_cli.generate
