@@ -30,16 +30,8 @@ def install() -> None:
     with step("install Kueue"):
         objects = _manifests(image)
         kubectl("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=json.dumps(_list(objects)))
-        kubectl(
-            "--namespace",
-            NAMESPACE,
-            "rollout",
-            "status",
-            "deployment/kueue-controller-manager",
-            "--timeout=180s",
-            timeout=200,
-        )
-        docker("image", "rm", image)
+        rollout = ["rollout", "status", "deployment/kueue-controller-manager", "--timeout=180s"]
+        kubectl("--namespace", NAMESPACE, *rollout, timeout=200)
 
 
 def remove() -> None:
