@@ -43,8 +43,12 @@ def fitting(name: str, length: int = NAME_LENGTH) -> str:
     """`name`, or its beginning and a digest of it in at most `length` characters."""
     if len(name) <= length:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
-    return f"{name[: length - _DIGEST_LENGTH - 1].rstrip('-.')}-{digest}"
+    return f"{name[: length - _DIGEST_LENGTH - 1].rstrip('-.')}-{digest(name)}"
+
+
+def digest(name: str) -> str:
+    """Eight hex digits that stand for a whole name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def run_id(name: str, uid: str) -> str:

@@ -1,0 +1,176 @@
+"""The config file of every part, as its own model reads it. No secret stands in them: they name files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kitestring_api import names
+from kitestring_api.errors import UserMistakeError
+from kitestring_operator import identity
+from kitestring_operator.observed import Manifest, RunContext
+from kitestring_operator.parts import collector_pipelines, credentials, gateway, pod
+from kitestring_operator.parts.inputs import inputs_of
+from kitestring_operator.parts.storage import store
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 -- in a pod, behind a NetworkPolicy
+LOOPBACK = "127.0.0.1"
+
+WEIGHTS_FOLDER = "/kitestring/weights"
+RUN_FOLDER = "/kitestring/run"
+
+COLLECTOR = "collector.json"
+AGENT_COLLECTOR = "agent-collector.json"
+GATEWAY = "gateway.json"
+SIDECAR = "policy-sidecar.json"
+POLICY_SERVER = "policy-server.json"
+TRAINER = "trainer.json"
+FETCH = "fetch.json"
+
+
+def config_map(context: RunContext) -> Manifest:
+    """`RUN-config`. Raises UserMistakeError for what the parts cannot carry out."""
+    files: dict[str, Mapping[str, Any]] = dict(collector_pipelines.configs(context))
+    files[GATEWAY] = gateway_config(context)
+    if has_policy_server(context):
+        files[SIDECAR] = sidecar_config(context)
+        if context.spec.inference.backend == "cpu":
+            files[POLICY_SERVER] = policy_server_config(context)
+    files[TRAINER] = trainer_config(context)
+    files[FETCH] = {"items": inputs_of(context).fetched}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": identity.metadata(context, identity.config_name(context.name)),
+        "data": {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n" for name, config in files.items()},
+    }
+
+
+def has_policy_server(context: RunContext) -> bool:
+    """Whether the run serves a model itself; else all its models are endpoints."""
+    return bool(context.spec.trained_policies)
+
+
+def key_file(key: str) -> str:
+    return f"{pod.KEYS_FOLDER}/{key}"
+
+
+# --- Gateway ------------------------------------------------------------------------------------------------------
+
+
+def gateway_config(context: RunContext) -> dict[str, Any]:
+    spec = context.spec
+    collector_host = pod.host_of_service(context, identity.collector_name(context.name))
+    own = identity.gateway_name(context.name)
+    config: dict[str, Any] = {
+        "run": context.run_id,
+        "agents": {"host": EVERYWHERE, "port": names.PORT_AGENTS},
+        "admin": {"host": EVERYWHERE, "port": names.PORT_GATEWAY_ADMIN},
+        # its own pod, by name: an attempt belongs to one process
+        "advertised_url": f"http://{{hostname}}.{pod.host_of_service(context, own)}:{names.PORT_AGENTS}",
+        "token_key_file": key_file(credentials.TOKEN_KEY),
+        "admin_credential_file": key_file(credentials.ADMIN),
+        "policies": [
+            {"name": policy.name, "servers": policy_server_urls(context, policy.name), "aliases": policy.aliases}
+            for policy in spec.trained_policies
+        ],
+        "frozen": [
+            {
+                "name": policy.name,
+                "url": policy.endpoint.url,
+                "model": policy.endpoint.model,
+                "aliases": policy.aliases,
+            }
+            | ({"api_key_file": gateway.api_key_file(policy.name)} if policy.endpoint.api_key_secret_ref else {})
+            for policy in spec.frozen_policies
+            if policy.endpoint is not None
+        ],
+        "sampling": {
+            "temperature": spec.rollouts.sampling.temperature,
+            "max_tokens": spec.rollouts.sampling.max_tokens,
+            "nonconforming": spec.rollouts.sampling.nonconforming,
+        },
+        "collector": {
+            "url": f"http://{collector_host}:{names.PORT_COLLECTOR}",
+            "credential_file": key_file(credentials.COLLECTOR),
+            "agent_credential_file": key_file(credentials.AGENT),
+        },
+        "record_contents": spec.traces.record_contents,
+        "hold_seconds": max(1, spec.gateway.hold_seconds),
+        "drain_seconds": gateway.drain_seconds(context),
+    }
+    if collector_pipelines.is_apart(context):
+        config["collector"]["agent_url"] = f"http://{collector_host}:{collector_pipelines.AGENT_PORT}"
+    return config
+
+
+# --- Policy server ------------------------------------------------------------------------------------------------
+
+
+def policy_server_urls(context: RunContext, policy: str) -> list[str]:
+    """Base URL of each replica's sidecar."""
+    service = identity.policy_server_name(context.name, policy)
+    return pod.pod_urls(context, service, context.spec.inference.replicas, names.PORT_POLICY)
+
+
+def sidecar_config(context: RunContext) -> dict[str, Any]:
+    return {
+        "listen": {"host": EVERYWHERE, "port": names.PORT_POLICY},
+        "server": f"http://{LOOPBACK}:{names.PORT_SERVER}",
+        "store": store(context, pod.STORAGE_FOLDER),
+        "folder": WEIGHTS_FOLDER,
+        "credential_file": key_file(credentials.ADMIN),
+    }
+
+
+def policy_server_config(context: RunContext) -> dict[str, Any]:
+    """Of the small server for CPU. Raises UserMistakeError for a parser that it does not know."""
+    spec = context.spec
+    policy = spec.trained_policies[0]
+    parser = policy.tool_parser or "none"
+    if parser not in ("hermes", "none"):
+        raise UserMistakeError(
+            f"spec.policies[{spec.policies.index(policy)}].toolParser: found {parser}; the CPU policy server knows "
+            "hermes and none; write one of them, or use inference.backend: vllm"
+        )
+    return {
+        "model": f"{WEIGHTS_FOLDER}/initial",
+        "served_model_name": policy.name,
+        "host": LOOPBACK,
+        "port": names.PORT_SERVER,
+        "max_model_len": policy.max_model_len,
+        "tool_parser": "hermes" if parser == "hermes" else None,
+        "threads": spec.inference.threads or 1,
+        "seed": spec.seed,
+        "weights_root": WEIGHTS_FOLDER,
+        "require_chat_template": True,
+    }
+
+
+# --- Trainer ------------------------------------------------------------------------------------------------------
+
+
+def trainer_config(context: RunContext) -> dict[str, Any]:
+    inputs = inputs_of(context)
+    policies = context.spec.trained_policies
+    gateways = pod.pod_urls(
+        context, identity.gateway_name(context.name), context.spec.gateway.replicas, names.PORT_GATEWAY_ADMIN
+    )
+    return {
+        "run": context.run_id,
+        "spec": context.spec.manifest(),
+        "pool": context.pool.manifest(),
+        "store": store(context, pod.STORAGE_FOLDER),
+        "folder": RUN_FOLDER,
+        "model": inputs.model.path if inputs.model is not None else None,
+        "train_tasks": inputs.train.path if inputs.train is not None else None,
+        "validation_tasks": inputs.validation.path if inputs.validation is not None else None,
+        "queue": {"host": EVERYWHERE, "port": names.PORT_QUEUE},
+        "queue_credential_file": key_file(credentials.QUEUE),
+        "gateways": gateways,
+        "gateway_credential_file": key_file(credentials.ADMIN),
+        "policy_servers": [url for policy in policies for url in policy_server_urls(context, policy.name)],
+        "artifacts": True,
+        "resume": True,
+    }

@@ -1,0 +1,38 @@
+"""Budgets for disruptions that someone chooses, such as the drain of a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kitestring_api import names
+from kitestring_operator import identity
+from kitestring_operator.observed import Manifest, RunContext
+
+
+def disruption_budgets(context: RunContext) -> list[Manifest]:
+    """One for each part that a drain would hurt. Collector and workers need none: their work is taken up by others."""
+    trainer = names.COMPONENT_TRAINER
+    gateway = names.COMPONENT_GATEWAY
+    budgets = [
+        # `maxUnavailable: 0` means the same, but a Job has no scale from which Kubernetes could count it
+        _budget(context, identity.trainer_name(context.name), trainer, {"minAvailable": context.spec.trainer.nodes}),
+        _budget(context, identity.gateway_name(context.name), gateway, {"maxUnavailable": 1}),
+    ]
+    for policy in context.spec.trained_policies:
+        name = identity.policy_server_name(context.name, policy.name)
+        further = {names.LABEL_POLICY: policy.name}
+        budgets.append(_budget(context, name, names.COMPONENT_POLICY_SERVER, {"maxUnavailable": 1}, further))
+    return budgets
+
+
+def _budget(
+    context: RunContext, name: str, component: str, bound: dict[str, int], further: dict[str, str] | None = None
+) -> Manifest:
+    selected = identity.selector(context, component, further or identity.NONE)
+    spec: dict[str, Any] = {**bound, "selector": {"matchLabels": selected}}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": identity.metadata(context, name, component, further or identity.NONE),
+        "spec": spec,
+    }

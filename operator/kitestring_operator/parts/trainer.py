@@ -1,0 +1,180 @@
+"""The trainer: an Indexed Job, one pod per node; index 0 is Ray's head and drives.
+
+Nothing in a Job restarts: any pod's end is the Job's, and the operator makes the next one, which resumes. That keeps
+half a Ray cluster from going on, and the count of restarts in one place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kitestring_api import names
+from kitestring_operator import identity
+from kitestring_operator.observed import Manifest, RunContext
+from kitestring_operator.parts import configs, credentials, pod
+from kitestring_operator.parts.inputs import FOLDER, SECRETS_FOLDER, Inputs, inputs_of
+
+COMPONENT = names.COMPONENT_TRAINER
+CONTAINER = "trainer"
+FETCH = "fetch"
+
+GRACE_SECONDS = 120
+"""Between TERM and KILL: to end the update that goes on and write the resumable state."""
+
+LABEL_JOB = "batch.kubernetes.io/job-name"
+LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def trainer_services(context: RunContext) -> list[Manifest]:
+    """The Service of index 0, and Ray's where there are several nodes."""
+    job = identity.trainer_job_name(context.name, context.trainer_number)
+    head = pod.service(
+        context,
+        identity.trainer_name(context.name),
+        COMPONENT,
+        {"queue": names.PORT_QUEUE},
+        pods={LABEL_JOB: job, LABEL_INDEX: "0"},
+    )
+    if context.spec.trainer.nodes == 1:
+        return [head]
+    ray = pod.service(context, identity.ray_name(context.name), COMPONENT, {"ray": names.PORT_RAY}, headless=True)
+    return [head, ray]
+
+
+def trainer_job(context: RunContext) -> Manifest:
+    """`RUN-trainer-N`. Raises UserMistakeError.
+
+    It is created once and never changed: what a pod was started with is what it trains with.
+    """
+    nodes = context.spec.trainer.nodes
+    meta = identity.metadata(context, identity.trainer_job_name(context.name, context.trainer_number), COMPONENT)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta | {"annotations": {names.ANNOTATION_TRAINER_NUMBER: str(context.trainer_number)}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,
+            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+            # a pod is replaced by none; it is counted when it has ended, not when it begins to
+            "podReplacementPolicy": "Failed",
+            "template": template(context),
+        },
+    }
+
+
+def template(context: RunContext) -> Manifest:
+    """The PodTemplateSpec."""
+    trainer = context.spec.trainer
+    inputs = inputs_of(context)
+    keys = [credentials.QUEUE, credentials.ADMIN]
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "initContainers": [_fetch(context, inputs)] if inputs.fetched else [],
+        "containers": [_trainer(context, inputs)],
+        "volumes": [
+            pod.config_volume(context, configs.TRAINER, configs.FETCH),
+            pod.keys_volume(context, *keys),
+            pod.storage_volume(context.storage.trainer_secret),
+            pod.scratch_volume("run"),
+            pod.scratch_volume("inputs"),
+            *_shared_memory(context),
+            *pod.SCRATCH_VOLUMES,
+            *inputs.volumes,
+        ],
+    }
+    if trainer.nodes > 1:
+        # the pods then have names: RUN-trainer-N-INDEX.RUN-ray
+        spec["subdomain"] = identity.ray_name(context.name)
+    return pod.pod_template(
+        context,
+        COMPONENT,
+        spec,
+        templates={
+            "settings.defaultTemplates.trainer": context.settings.default_templates.trainer,
+            "spec.trainer.template": trainer.template,
+        },
+    )
+
+
+def _image(context: RunContext) -> str:
+    return context.spec.trainer.image or context.settings.images.trainer
+
+
+def _fetch(context: RunContext, inputs: Inputs) -> pod.Container:
+    mounts = [pod.CONFIG_MOUNT, pod.STORAGE_MOUNT, pod.mount("inputs", FOLDER), *pod.SCRATCH_MOUNTS]
+    if any(volume["name"] == "inputs-secrets" for volume in inputs.volumes):
+        mounts.append(pod.mount("inputs-secrets", SECRETS_FOLDER, read_only=True))
+    return pod.container(
+        context,
+        FETCH,
+        _image(context),
+        args=pod.part_arguments("fetch", configs.FETCH),
+        env=pod.variables(),
+        mounts=mounts,
+        resources=pod.resources(None, requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"}),
+    )
+
+
+def _trainer(context: RunContext, inputs: Inputs) -> pod.Container:
+    trainer = context.spec.trainer
+    gpus = trainer.gpus_per_node
+    env = pod.variables()
+    if gpus:
+        env += [{"name": "NCCL_DEBUG", "value": "WARN"}]
+    if trainer.nodes > 1:
+        # Ray runs whatever it is told: beside the NetworkPolicy it wants to see the run's own token
+        env += [
+            {"name": "RAY_AUTH_MODE", "value": "token"},
+            pod.secret_variable("RAY_AUTH_TOKEN", identity.keys_name(context.name), credentials.RAY),
+        ]
+    mounts = [
+        pod.CONFIG_MOUNT,
+        pod.KEYS_MOUNT,
+        pod.STORAGE_MOUNT,
+        pod.mount("run", configs.RUN_FOLDER),
+        pod.mount("inputs", FOLDER),
+        *inputs.mounts,
+        *([pod.mount("shm", "/dev/shm")] if _shared_memory(context) else []),  # noqa: S108 -- in the pod
+        *pod.SCRATCH_MOUNTS,
+    ]
+    made = pod.container(
+        context,
+        CONTAINER,
+        _image(context),
+        args=pod.part_arguments("trainer", configs.TRAINER),
+        env=env,
+        ports={"queue": names.PORT_QUEUE},
+        mounts=mounts,
+        resources=_resources(context),
+    )
+    # No liveness probe: an update may hold the process for minutes, and the operator watches the steps. Readiness is
+    # that of the queue, which index 0 alone has.
+    if trainer.nodes == 1:
+        made["readinessProbe"] = pod.http_probe(pod.HEALTH, names.PORT_QUEUE, period=2, failures=5, timeout=5)
+    return made
+
+
+def _resources(context: RunContext) -> dict[str, dict[str, str]]:
+    trainer = context.spec.trainer
+    gpus = trainer.gpus_per_node
+    if trainer.backend == "collect":
+        requests, limits = {"cpu": "100m", "memory": "256Mi"}, {"memory": "4Gi"}
+    elif gpus:
+        # verl reserves three CPUs for each GPU, and its own processes some more. Memory has no limit of ours: what the
+        # optimizer moves to the host depends on the model.
+        requests, limits = {"cpu": str(4 * gpus + 4), "memory": f"{16 * gpus + 16}Gi"}, {}
+    else:
+        requests, limits = {"cpu": "500m", "memory": "3Gi"}, {"memory": "16Gi"}
+    return pod.resources(trainer.resources, requests=requests, limits=limits, gpus=gpus)
+
+
+def _shared_memory(context: RunContext) -> list[pod.Volume]:
+    """Shared memory, of which a container has 64 MiB by itself: Ray's object store and NCCL use it."""
+    if context.spec.trainer.backend == "collect":
+        return []
+    size = "64Gi" if context.spec.trainer.gpus_per_node else "2Gi"
+    return [pod.scratch_volume("shm", size, memory=True)]
