@@ -175,29 +175,30 @@ func (l *launcher) serve(messages <-chan message) int {
 				l.endAll()
 				return exitWorkerGone
 			}
-			if end, err := l.obey(said); err != nil {
+			switch end, err := l.obey(said); {
+			case err != nil:
 				l.endAll()
 				return complain(err)
-			} else if end {
+			case end == "done":
 				l.endAll()
-				if l.terminated {
-					return exitTerminated
-				}
 				return exitEnded
+			case end != "":
+				l.endAll()
+				return exitTerminated
 			}
 		}
 	}
 }
 
-// obey does what one message says; true when it says that this is the end.
-func (l *launcher) obey(said message) (bool, error) {
+// obey does what one message says, and returns why this is the end if it says so.
+func (l *launcher) obey(said message) (string, error) {
 	if said.fd >= 0 {
 		defer syscall.Close(said.fd)
-		return false, l.begin(said)
+		return "", l.begin(said)
 	}
 	var what order
 	if err := json.Unmarshal(said.data, &what); err != nil {
-		return false, err
+		return "", err
 	}
 	if what.Kill != 0 && l.preloaded != nil {
 		l.preloaded.pass(said)

@@ -18,13 +18,13 @@ const usage = `usage: launcher --socket PATH   start agents for the worker that 
        launcher install FOLDER  copy this program and launcher.py into FOLDER
        launcher version`
 
-// Exit codes of the launcher. The container is to be started again for every code but 0 and 2.
+// Exit codes of the launcher. Only 0 says that there is nothing more to do.
 const (
-	exitEnded      = 0   // the worker said that all is done
+	exitEnded      = 0   // the worker said that the run has ended, or its one rollout
 	exitBroken     = 1   // a fault of ours
 	exitUsage      = 2   // wrong arguments
 	exitWorkerGone = 3   // the worker went without a word: its agents were ended
-	exitTerminated = 143 // told to end by SIGTERM, and done with what was running
+	exitTerminated = 143 // stopped, by SIGTERM to it or to the worker, when what was running had ended
 )
 
 // What runs below the launcher is this program too, under these names.

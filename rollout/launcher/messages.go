@@ -67,8 +67,8 @@ type command struct {
 
 // order is what the worker says on the control socket besides "start".
 type order struct {
-	Kill int  `json:"kill"`
-	End  bool `json:"end"`
+	Kill int    `json:"kill"` // a guardian that does not answer
+	End  string `json:"end"`  // no agent will come, and why: "done" or "stopped"
 }
 
 // maxFrame bounds what a frame may claim to hold: a broken header shall not take the memory of the container.

@@ -67,7 +67,12 @@ class WorkerHere:
     def __init__(self, config: WorkerConfig) -> None:
         self.stopping = asyncio.Event()
         self.leasing = asyncio.Event()
-        self.task = asyncio.create_task(work(config, self.leasing.set, self.stopping))
+        self.urls: dict[str, str] = {}
+        self.task = asyncio.create_task(work(config, self._listening, self.stopping))
+
+    def _listening(self, urls: dict[str, str]) -> None:
+        self.urls = urls
+        self.leasing.set()
 
     async def begin(self) -> None:
         leasing = asyncio.create_task(self.leasing.wait())

@@ -114,6 +114,11 @@ async def test_scratch_is_empty_in_the_end(start_executor: StartWorker, queue: F
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+async def test_without_a_working_folder_it_is_the_scratch_folder(start_executor: StartWorker, queue: FakeQueue) -> None:
+    await start_executor(Setup(command=python("import os; print(os.getcwd() == os.environ['HOME'])")))
+    assert (await queue.run(make_lease())).output == "True\n"
+
+
 async def test_secrets_of_the_agent_come_from_files(queue: FakeQueue, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("s3cret\n")
     config = worker_config(tmp_path, queue.url, Setup(command=python("import os; print([os.environ['KEY']])")), [])
@@ -133,7 +138,7 @@ async def test_secrets_of_the_agent_come_from_files(queue: FakeQueue, tmp_path: 
 async def test_mistakes_are_named(queue: FakeQueue, tmp_path: Path, change: dict[str, Path], message: str) -> None:
     config = worker_config(tmp_path, queue.url, Setup(command=["true"]), []).model_copy(update=change)
     with pytest.raises(WorkerMistake, match=message):
-        await work(config, lambda: None)
+        await work(config, lambda _: None)
 
 
 async def test_a_refused_credential_ends_it_with_2_and_one_line(queue: FakeQueue, tmp_path: Path) -> None:

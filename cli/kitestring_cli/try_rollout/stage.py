@@ -176,7 +176,7 @@ def _settings(config: TrainerConfig) -> QueueSettings:
 
 async def _work(configs: PartConfigs) -> None:
     try:
-        await work(configs.workers[0], lambda: None)
+        await work(configs.workers[0], lambda _: None)
     except WorkerMistake as error:
         raise UserMistakeError(str(error)) from error
 

@@ -47,6 +47,7 @@ import types
 from typing import Any, NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals blocked in launcher and guardians, which end with the worker and not before their agents. Not ignored: one
@@ -63,6 +64,8 @@ class Plan(NamedTuple):
     preload: list[str]
     program: list[str] | None
     """["script", path], ["module", name] or ["code", text]."""
+    sealed: bool = False
+    """Keeps other processes of the user, which are agents, from this one's memory and descriptors."""
 
 
 class AgentStart(NamedTuple):
@@ -72,6 +75,7 @@ class AgentStart(NamedTuple):
     """As the agent sees it; with a program in the plan without interpreter and options, as in `sys.argv`."""
     env: dict[str, str]
     cwd: str
+    """Empty: the folder in which the launcher was started."""
     scratch: str
     """Folder made for this attempt (0700) and removed after it; must not exist yet."""
     folders: list[str]
@@ -87,10 +91,13 @@ class AgentStart(NamedTuple):
     grace_seconds: float
     """Between TERM and KILL."""
     processes: int | None
-    process_headroom: int
-    """Backstop against fork bombs: RLIMIT_NPROC is so many above what the user runs at the start."""
+    process_headroom: int | None
+    """Backstop against fork bombs: RLIMIT_NPROC is so many above what the user runs at the start. None in a cluster,
+    where other pods of the machine have the same user, whose processes count but cannot be seen."""
     rlimits: dict[str, int]
     """Name after `RLIMIT_` → soft and hard limit of each process of the agent."""
+    defaults: dict[str, str] | None = None
+    """None: `env` is the whole environment. Otherwise it lies over the launcher's own, and that over these."""
 
 
 class AgentEnd(NamedTuple):
@@ -452,6 +459,7 @@ class Guardian:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self.channel.detach()
+        prctl(PR_SET_DUMPABLE, 1)
         for target, fd in enumerate(standard):
             os.dup2(fd, target)
         close_all_but({failure} | KEPT_OPEN)
@@ -462,7 +470,8 @@ class Guardian:
             hard = resource.getrlimit(kind)[1]
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (bound, bound))
-        os.chdir(self.start.cwd)
+        if self.start.cwd:
+            os.chdir(self.start.cwd)
         if self.program is None:
             os.execvpe(self.start.argv[0], self.start.argv, self.start.env)  # noqa: S606 (no shell is what we want)
         os.environ.clear()
@@ -613,7 +622,7 @@ def start_failure(error: BaseException, start: AgentStart) -> str:  # noqa: PLR0
         )
     if not isinstance(error, OSError):
         return f"the agent could not be started: {type(error).__name__}: {error}"
-    if not os.path.isdir(start.cwd):
+    if start.cwd and not os.path.isdir(start.cwd):
         return f"working folder {start.cwd}: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         if "/" in command and os.path.exists(command):
@@ -631,6 +640,8 @@ def start_failure(error: BaseException, start: AgentStart) -> str:  # noqa: PLR0
     return f"command {command}: {error.strerror}"
 
 
+INHERITED: dict[str, str] = {}
+"""The environment of the launcher before any module could change it."""
 KEPT_OPEN: set[int] = set()
 """Files and devices that a preloaded module has opened and may need in the agent."""
 
@@ -651,7 +662,9 @@ def guard(source: socket.socket, program: list[str] | None) -> AgentStart:
         if message is None:
             os._exit(0)
         start = AgentStart(**message)
-        if start.processes is not None:
+        if start.defaults is not None:
+            start = start._replace(env={**start.defaults, **INHERITED, **start.env})
+        if start.processes is not None and start.process_headroom is not None:
             start.rlimits["NPROC"] = tasks_of_user() + start.process_headroom
         guardian = Guardian(channel, start, program)
         try:
@@ -722,7 +735,10 @@ def serve() -> tuple[list[str], AgentStart] | None:
     os.dup2(null, 0)
     os.close(null)
     plan = Plan(**json.loads(control.recv(1 << 20)))
+    if plan.sealed:
+        prctl(PR_SET_DUMPABLE, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    INHERITED.update(os.environ)
     notes: list[str] = []
     try:
         if plan.program is not None:

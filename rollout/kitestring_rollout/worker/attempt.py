@@ -14,9 +14,9 @@ from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd
 from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
 from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
-from kitestring_rollout.worker.launcher_process import START_SECONDS, CannotLaunch, Launcher, LauncherLost, RunningAgent
 from kitestring_rollout.worker.program import PythonProgram
 from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused
+from kitestring_rollout.worker.running_agent import START_SECONDS, CannotLaunch, Launcher, LauncherLost, RunningAgent
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from kitestring_api.v1alpha1.agent_protocol import AgentProtocol
 
@@ -20,17 +20,27 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Listener(Part):
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535, description="0 = any free port")
+
+
 class AgentCommand(Part):
-    """What runs for each rollout: the pool's container `agent`, on this machine."""
+    """What runs for each rollout: the pool's container `agent`, on this machine or where the launcher is."""
 
     command: tuple[str, ...] = Field(min_length=1, description="program and arguments; the program is found in PATH")
     args: tuple[str, ...] = ()
     env: dict[str, str] = Field(
         default_factory=dict,
-        description="literal variables; PATH, HOME, TMPDIR and LANG may be replaced, what Kitestring says may not",
+        description="literal variables; PATH, HOME, TMPDIR and LANG may be replaced, what Kitestring says may not. "
+        "With launcher_socket they lie over those of the launcher's container",
     )
     env_files: dict[str, Path] = Field(default_factory=dict, description="variables whose value is read from a file")
-    working_dir: Path | None = Field(default=None, description="default: the scratch folder of the attempt")
+    working_dir: Path | None = Field(
+        default=None,
+        description="default: the scratch folder of the attempt; with launcher_socket the folder in which the "
+        "launcher was started, which is the image's",
+    )
 
     @field_validator("env", "env_files")
     @classmethod
@@ -68,8 +78,28 @@ class WorkerConfig(Part):
     agent: AgentCommand
     agent_protocol: AgentProtocol = Field(default_factory=AgentProtocol)
     limits: AgentLimits = AgentLimits()
-    scratch_root: Path = Field(description="folder for the agents' scratch folders; made when it does not exist")
+    launcher_socket: Path | None = Field(
+        default=None,
+        description="where the launcher of another container comes to; absent: a launcher of our own, on this machine",
+    )
+    launcher_uid: int | None = Field(default=None, ge=0, description="the user that such a launcher must run as")
+    rollout: str | None = Field(
+        default=None, min_length=1, description="the only rollout of this worker, which ends when that has ended"
+    )
+    health: Listener | None = Field(
+        default=None, description="where GET /health says whether a launcher is there and the queue answers"
+    )
+    scratch_root: Path = Field(
+        description="folder for the agents' scratch folders, made when it does not exist; with launcher_socket a path "
+        "in the launcher's container"
+    )
     grace_seconds: float = Field(default=5.0, ge=0, description="between TERM and KILL")
     drain_seconds: float = Field(default=10.0, ge=0, description="what running agents get after SIGTERM")
     poll_seconds: float = Field(default=20.0, gt=0, le=60, description="long poll of the queue")
     ready_seconds: float = Field(default=300.0, gt=0, description="what the modules to preload may take")
+
+    @model_validator(mode="after")
+    def _one_rollout(self) -> WorkerConfig:
+        if self.rollout is not None and self.capacity != 1:
+            raise ValueError(f"capacity is {self.capacity}, but a worker with `rollout` runs that one alone: set 1")
+        return self

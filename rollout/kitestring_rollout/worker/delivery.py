@@ -12,6 +12,7 @@ from kitestring_api.v1alpha1.agent_protocol import TaskDelivery
 from kitestring_rollout.launcher.launcher import AgentStart
 from kitestring_rollout.protocol.queue import Lease
 from kitestring_rollout.worker.config import WorkerConfig
+from kitestring_rollout.worker.launcher_socket import PodPlan
 from kitestring_rollout.worker.program import PythonProgram
 
 LOG_TAIL_BYTES = 65536
@@ -37,12 +38,33 @@ def task_text(task: Mapping[str, Any], delivery: TaskDelivery) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+DEFAULTS = {"LANG": "C.UTF-8", names.ENV_OTEL_SERVICE: "agent"}
+"""What agents have where nothing says otherwise."""
+POD_DEFAULTS = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **DEFAULTS}
+"""The same for agents in the launcher's container, whose own environment lies over it."""
+
+
 def base_environment(config: WorkerConfig, path: str, secrets: Mapping[str, str]) -> dict[str, str]:
     """What every agent of the worker and its launcher have, before anything of an attempt: no credential of ours.
 
-    `path` is the search path of this machine, `secrets` what the files of `env_files` hold.
+    `path` is the search path of this machine, `secrets` what the files of `env_files` hold. In another container only
+    what the configuration says: the rest is found there.
     """
-    return {"PATH": path, "LANG": "C.UTF-8", **config.agent.env, **secrets}
+    said = {**config.agent.env, **secrets}
+    return said if config.launcher_socket is not None else {"PATH": path, **DEFAULTS, **said}
+
+
+def pod_plan(config: WorkerConfig, base: Mapping[str, str], program: PythonProgram | None, scratch: Path) -> PodPlan:
+    """What a launcher in another container is to make ready."""
+    return PodPlan(
+        preload=tuple(config.agent_protocol.preload),
+        program=(program.kind, program.target) if program else None,
+        interpreter=(program.interpreter, *program.options) if program else (),
+        env=base,
+        defaults=POD_DEFAULTS,
+        cwd=str(config.agent.working_dir or ""),
+        scratch=str(scratch),
+    )
 
 
 def attempt_environment(config: WorkerConfig, lease: Lease, scratch: Path) -> dict[str, str]:
@@ -90,11 +112,12 @@ def agent_start(
     if task.from_ == "argument":
         argv.append(text)
     temporary = scratch / "tmp"
-    defaults = {"HOME": str(scratch), "TMPDIR": str(temporary), names.ENV_OTEL_SERVICE: "agent"}
+    folders = {"HOME": str(scratch), "TMPDIR": str(temporary)}
+    in_pod = config.launcher_socket is not None
     return AgentStart(
         argv=argv,
-        env={**defaults, **base, **attempt_environment(config, lease, scratch)},
-        cwd=str(config.agent.working_dir or scratch),
+        env={**folders, **base, **attempt_environment(config, lease, scratch)},
+        cwd=str(config.agent.working_dir or ("" if in_pod else scratch)),
         scratch=str(scratch),
         folders=[str(temporary)],
         files={str(_task_file(scratch, task)): text} if task.from_ == "file" else {},
@@ -105,8 +128,9 @@ def agent_start(
         seconds=lease.deadline_seconds,
         grace_seconds=config.grace_seconds,
         processes=config.limits.processes,
-        process_headroom=(config.limits.processes or 0) * config.capacity + NPROC_SLACK,
+        process_headroom=None if in_pod else (config.limits.processes or 0) * config.capacity + NPROC_SLACK,
         rlimits=_rlimits(config),
+        defaults=POD_DEFAULTS if in_pod else None,
     )
 
 

@@ -10,51 +10,77 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import aiohttp
 
 from kitestring_api import names
-from kitestring_rollout.worker.config import WorkerConfig
-from kitestring_rollout.worker.delivery import base_environment
-from kitestring_rollout.worker.launcher_process import CannotLaunch, Launcher, launcher_command
+from kitestring_rollout.worker.config import Listener, WorkerConfig
+from kitestring_rollout.worker.delivery import base_environment, pod_plan
+from kitestring_rollout.worker.health import served
+from kitestring_rollout.worker.launcher_process import LauncherProcess, launcher_command
+from kitestring_rollout.worker.launcher_socket import LauncherSocket
 from kitestring_rollout.worker.program import NotAPython, PythonProgram, python_program
 from kitestring_rollout.worker.queue_client import QueueClient, QueueRefused
+from kitestring_rollout.worker.running_agent import CannotLaunch, Launcher
 from kitestring_rollout.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+POD_FOLDER = "rollouts"
+"""Below the scratch root of a pod: what lies there is removed when a launcher starts."""
 
 
 class WorkerMistake(Exception):
     """The user's mistake: one line that names it and the remedy."""
 
 
-async def work(config: WorkerConfig, listening: Callable[[], None], stop: asyncio.Event | None = None) -> None:
-    """Works until the run has ended or `stop` is set; calls `listening` when it begins to lease. WorkerMistake."""
+async def work(
+    config: WorkerConfig, listening: Callable[[dict[str, str]], None], stop: asyncio.Event | None = None
+) -> None:
+    """Works until the run has ended or `stop` is set. WorkerMistake.
+
+    Calls `listening` with its URLs, by name, when it begins to lease.
+    """
     credential = _read(config.queue_credential_file, "queue_credential_file").strip()
     secrets = {name: _read(path, f"agent.env_files.{name}") for name, path in config.agent.env_files.items()}
     base = base_environment(config, os.environ.get("PATH", os.defpath), secrets)
     program, broken = _program(config)
-    scratch_root = _scratch(config.scratch_root)
-    command = launcher_command(
-        program, tuple(config.agent_protocol.preload), base, config.agent.working_dir or scratch_root
-    )
-    try:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            queue = QueueClient(session, config.queue_url, credential)
-            launcher = Launcher(command, config.ready_seconds, broken)
-            worker = Worker(config, queue, launcher, base=base, scratch_root=scratch_root, program=program)
-            stopping = asyncio.create_task(_forward(stop or asyncio.Event(), worker))
-            listening()
-            try:
-                await worker.run()
-            finally:
-                stopping.cancel()
-    except QueueRefused as error:
-        raise WorkerMistake(str(error)) from error
-    finally:
-        shutil.rmtree(scratch_root, ignore_errors=True)
+    stopping = stop or asyncio.Event()
+    async with AsyncExitStack() as stack:
+        launcher: Launcher
+        if config.launcher_socket is None:
+            scratch_root = stack.enter_context(_scratch(config.scratch_root))
+            folder = config.agent.working_dir or scratch_root
+            command = launcher_command(program, tuple(config.agent_protocol.preload), base, folder)
+            launcher = LauncherProcess(command, config.ready_seconds, broken)
+        else:
+            scratch_root = config.scratch_root / POD_FOLDER
+            launcher = LauncherSocket(
+                config.launcher_socket,
+                pod_plan(config, base, program, scratch_root),
+                uid=config.launcher_uid,
+                ready_seconds=config.ready_seconds,
+                draining=stopping.set,
+                broken=broken,
+            )
+            _open(launcher, config.launcher_socket)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        queue = QueueClient(session, config.queue_url, credential)
+        worker = Worker(config, queue, launcher, base=base, scratch_root=scratch_root, program=program)
+        urls = {}
+        if config.health is not None:
+            urls["health"] = await _serve_health(stack, config.health, worker, launcher)
+        forwarding = asyncio.create_task(_forward(stopping, worker))
+        listening(urls)
+        try:
+            await worker.run()
+        except QueueRefused as error:
+            raise WorkerMistake(str(error)) from error
+        finally:
+            forwarding.cancel()
 
 
 def run(config: WorkerConfig) -> int:
@@ -77,7 +103,7 @@ async def _run(config: WorkerConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await work(config, lambda: print(json.dumps({"listening": {}}), flush=True), stop)  # noqa: T201 (the protocol)
+    await work(config, lambda urls: print(json.dumps({"listening": urls}), flush=True), stop)  # noqa: T201 (the protocol)
 
 
 async def _forward(stop: asyncio.Event, worker: Worker) -> None:
@@ -92,13 +118,35 @@ def _read(path: Path, field: str) -> str:
         raise WorkerMistake(f"{field}: cannot read {path}: {error}") from None
 
 
-def _scratch(root: Path) -> Path:
+@contextmanager
+def _scratch(root: Path) -> Iterator[Path]:
     """A folder of this process alone below the root: workers may share the root, agents of several may not collide."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="worker-", dir=root.resolve()))
+        folder = Path(tempfile.mkdtemp(prefix="worker-", dir=root.resolve()))
     except OSError as error:
         raise WorkerMistake(f"scratch_root: cannot make a folder below {root}: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _open(launcher: LauncherSocket, path: Path) -> None:
+    try:
+        launcher.open()
+    except OSError as error:
+        raise WorkerMistake(f"launcher_socket: cannot listen at {path}: {error.strerror or error}") from None
+
+
+async def _serve_health(stack: AsyncExitStack, listener: Listener, worker: Worker, launcher: Launcher) -> str:
+    def state() -> dict[str, bool]:
+        return {"launcher": launcher.present, "queue": worker.reaches_queue}
+
+    try:
+        return await stack.enter_async_context(served(listener, state))
+    except OSError as error:
+        raise WorkerMistake(f"health: cannot bind {listener.host}:{listener.port}: {error.strerror}") from None
 
 
 def _program(config: WorkerConfig) -> tuple[PythonProgram | None, CannotLaunch | None]:

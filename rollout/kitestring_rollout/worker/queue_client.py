@@ -23,7 +23,7 @@ FINISH_SECONDS = 900.0
 
 
 class RunEnded(Exception):
-    """The run is over: no further lease will come."""
+    """The run is over, or the one rollout that was asked for: no further lease will come."""
 
 
 class LeaseGone(Exception):
@@ -49,7 +49,7 @@ class QueueClient:
     async def lease(self, request: LeaseRequest) -> tuple[Lease, ...]:
         """Waits for leases as long as the request says; RunEnded when there will be none."""
         status, body = await self._post(names.ROUTE_QUEUE_LEASE, request, request.wait_seconds + HEARTBEAT_SECONDS)
-        if status == 410:
+        if status == 410 or (status == 404 and request.rollout is not None):
             raise RunEnded
         if status != 200:
             raise QueueRefused(f"no queue answers at {self._url} (HTTP {status}); correct queue_url")

@@ -11,9 +11,9 @@ from pathlib import Path
 from kitestring_rollout.protocol.queue import Finish, Lease, LeaseRequest
 from kitestring_rollout.worker.attempt import Attempt
 from kitestring_rollout.worker.config import WorkerConfig
-from kitestring_rollout.worker.launcher_process import CannotLaunch, Launcher, LauncherLost
 from kitestring_rollout.worker.program import PythonProgram
 from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused, RunEnded
+from kitestring_rollout.worker.running_agent import CannotLaunch, Launcher, LauncherLost
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ LAST_WORD_SECONDS = 30.0
 
 
 class Worker:
-    """Runs until the run has ended or `stop` is called; then no process of an agent is left."""
+    """Runs until the run (or its one rollout) has ended or `stop` is called; then no process of an agent is left."""
 
     def __init__(
         self,
@@ -45,7 +45,14 @@ class Worker:
         self._stopping = asyncio.Event()
         self._running: dict[asyncio.Task[Finish | None], Attempt] = {}
         self._reporting: set[asyncio.Task[None]] = set()
+        self._answered = False
         self._away = False
+        self._problem = ""
+
+    @property
+    def reaches_queue(self) -> bool:
+        """Whether the queue answered when it was last asked for a lease."""
+        return self._answered and not self._away
 
     def stop(self) -> None:
         """No new leases; running agents get `drain_seconds`, then they are cancelled and reported so."""
@@ -53,31 +60,57 @@ class Worker:
 
     async def run(self) -> None:
         """QueueRefused when the queue does not take us; otherwise returns at the end of the run or after `stop`."""
+        done = False
         try:
-            await self._warm()
             while not self._stopping.is_set():
                 free = self._config.capacity - len(self._running)
                 if free <= 0 or len(self._reporting) > self._config.capacity:
                     await self._wait({*self._running, *self._reporting})
                     continue
+                await self._until_ready()
                 for lease in await self._lease(free):
                     self._begin(lease)
+                if self._running and self._config.rollout is not None:
+                    done = await self._until_reported()
+                    break
             await self._drain()
         except RunEnded:
             log.info("the run has ended")
+            done = True
         finally:
-            await self._drop_all()
+            await self._drop_all(done)
 
-    async def _warm(self) -> None:
-        """A preload that fails is each attempt's failure, by the text that says why: the queue decides what follows."""
+    async def _until_ready(self) -> None:
+        """Until agents can be started, or we are to stop.
+
+        What prevents it for good is each attempt's failure, by the text that says why: the queue decides what follows.
+        """
+        waiting = asyncio.create_task(self._launcher.ready())
+        await self._wait({waiting})
+        if not waiting.done():
+            waiting.cancel()
+            return
         try:
-            await self._launcher.ready()
+            waiting.result()
+            self._problem = ""
         except (CannotLaunch, LauncherLost) as error:
-            log.error("no agent can be started: %s", error)
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.error("no agent can be started: %s", error)
+
+    async def _until_reported(self) -> bool:
+        """Until nothing runs and all is said; false when we are to stop before."""
+        while (self._running or self._reporting) and not self._stopping.is_set():
+            await self._wait({*self._running, *self._reporting})
+        return not self._stopping.is_set()
 
     async def _lease(self, free: int) -> tuple[Lease, ...]:
         """Leases for `free` agents, none when there are none now or we are to stop; RunEnded."""
-        request = LeaseRequest(executor=self._config.name, capacity=free, wait_seconds=self._config.poll_seconds)
+        # The first time without patience: whether the queue can be reached is soon known.
+        wait = self._config.poll_seconds if self._answered else 0.0
+        request = LeaseRequest(
+            executor=self._config.name, capacity=free, wait_seconds=wait, rollout=self._config.rollout
+        )
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
             asking = asyncio.create_task(self._queue.lease(request))
@@ -96,7 +129,7 @@ class Worker:
                 continue
             if self._away:
                 log.info("the queue is back")
-            self._away = False
+            self._answered, self._away = True, False
             return leases
         return ()
 
@@ -160,11 +193,11 @@ class Worker:
         if self._reporting:
             await asyncio.wait(self._reporting, timeout=LAST_WORD_SECONDS)
 
-    async def _drop_all(self) -> None:
+    async def _drop_all(self, done: bool) -> None:
         for attempt in self._running.values():
             attempt.drop()
         if self._running:
             await asyncio.wait(self._running)
         for task in list(self._reporting):
             task.cancel()
-        await self._launcher.close()
+        await self._launcher.close(done)

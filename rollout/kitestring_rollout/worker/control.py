@@ -1,0 +1,37 @@
+"""The control socket between worker and launcher (SOCK_SEQPACKET): messages, and descriptors with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+LONGEST = 1 << 20
+"""Bytes of a message."""
+
+
+async def tell(control: socket.socket, message: dict[str, Any]) -> None:
+    """Sends one message; OSError when the other side is gone."""
+    await asyncio.get_running_loop().sock_sendall(control, json.dumps(message).encode())
+
+
+async def hear(control: socket.socket) -> dict[str, Any] | None:
+    """The next message, or None when the other side is gone."""
+    try:
+        data = await asyncio.get_running_loop().sock_recv(control, LONGEST)
+    except ConnectionResetError:
+        return None
+    message: dict[str, Any] | None = json.loads(data) if data else None
+    return message
+
+
+async def give(control: socket.socket, name: bytes, fd: int) -> None:
+    """Sends a descriptor under a name; OSError when the other side is gone."""
+    while True:
+        try:
+            socket.send_fds(control, [name], [fd])
+        except BlockingIOError:
+            await asyncio.sleep(0.001)  # the launcher is behind: its queue of messages is full
+        else:
+            return
