@@ -81,7 +81,6 @@ prepare() { # prepare NAME: the context of its build
     rollout)
       locked rollout.txt && kitestring && commands kitestring
       rollout/launcher/build.sh "$stage/launcher"
-      cp rollout/kitestring_rollout/launcher/launcher.py "$stage/launcher.py"
       ;;
     trainer) torch && locked trainer.txt && kitestring && commands kitestring ray && quickstart ;;
     trainer-gpu) locked gpu.txt && kitestring && commands kitestring ray && quickstart ;;
