@@ -233,6 +233,8 @@ def test_the_operators_port_and_environment_have_the_names_of_the_api(render: Re
     assert [port["containerPort"] for port in container["ports"]] == [names.PORT_OPERATOR]
     assert of_kind(objects, "Service")[0]["spec"]["ports"][0]["port"] == names.PORT_OPERATOR
     assert names.ENV_LOG_LEVEL in {variable["name"] for variable in container["env"]}
+    probes = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+    assert probes == {"startup": names.ROUTE_HEALTH, "liveness": names.ROUTE_HEALTH, "readiness": names.ROUTE_READY}
 
 
 def test_selectors_find_the_pods_and_no_others(render: Render) -> None:
