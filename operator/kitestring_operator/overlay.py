@@ -228,6 +228,10 @@ def _forbidden(base: Manifest, template: Mapping[str, Any], field: str, walls: W
     for name, remedy in walls.pod_fields.items():
         if name in spec:
             yield Refusal(f"{where}.{name}", _short(spec[name]), "Kitestring sets it", remedy)
+    seconds = spec.get("terminationGracePeriodSeconds", 1)
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or seconds < 1:
+        remedy = "write a number of seconds from 1"
+        yield Refusal(f"{where}.terminationGracePeriodSeconds", _short(seconds), "an integer is needed", remedy)
     ours = base["spec"]
     for group in ("initContainers", "containers"):
         yield from _containers(ours, group, spec.get(group), f"{where}.{group}", walls)

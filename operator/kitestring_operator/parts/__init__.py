@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kitestring_operator.identity import with_spec_hash
 from kitestring_operator.observed import Manifest, RunContext
 from kitestring_operator.parts.collector import collector_objects
 from kitestring_operator.parts.configs import config_map
@@ -15,13 +14,13 @@ from kitestring_operator.parts.trainer import trainer_job, trainer_services
 
 
 def run_objects(context: RunContext) -> list[Manifest]:
-    """Everything of a running run but rollouts, with spec hashes, in the order in which it is to be applied.
+    """Everything of a running run but rollouts, in the order in which it is to be applied.
 
     Raises UserMistakeError, naming the field, for what cannot be carried out: templates that would take a part away,
     arguments that contradict ours, a checkpoint that is not there.
     """
     secret = storage_secret(context)
-    objects = [
+    return [
         *([secret] if secret is not None else []),
         config_map(context),
         *network_policies(context),
@@ -32,4 +31,3 @@ def run_objects(context: RunContext) -> list[Manifest]:
         *disruption_budgets(context),
         trainer_job(context),
     ]
-    return [with_spec_hash(manifest) for manifest in objects]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from kitestring_api import names
 from kitestring_operator.observed import RunContext
 from kitestring_operator.parts import credentials, pod
+from kitestring_operator.parts.places import AGENT_COLLECTOR_FILE, COLLECTOR_FILE, EVERYWHERE
 from kitestring_operator.parts.storage import store
 
 AGENT_PORT = names.PORT_COLLECTOR + 1
@@ -22,7 +23,6 @@ AGENT_HEALTH_PORT = 13134
 
 MAX_REQUEST_BYTES = 64 << 20
 
-KEYS_FOLDER = pod.KEYS_FOLDER
 AGENT_STORAGE_FOLDER = f"{pod.SECRETS_FOLDER}/agent-storage"
 
 
@@ -57,7 +57,7 @@ def pipelines(context: RunContext) -> list[Pipeline]:
     """One for each process; one alone takes both kinds of spans."""
     calls = Pipeline(
         name="collector",
-        file="collector.json",
+        file=COLLECTOR_FILE,
         port=names.PORT_COLLECTOR,
         health_port=HEALTH_PORT,
         route=names.ROUTE_OTLP_TRACES,
@@ -69,7 +69,7 @@ def pipelines(context: RunContext) -> list[Pipeline]:
     )
     agents = Pipeline(
         name="agent-collector",
-        file="agent-collector.json",
+        file=AGENT_COLLECTOR_FILE,
         port=AGENT_PORT,
         health_port=AGENT_HEALTH_PORT,
         route=names.ROUTE_OTLP_AGENT_TRACES,
@@ -90,13 +90,13 @@ def configs(context: RunContext) -> Mapping[str, Mapping[str, Any]]:
 
 def _builtin(context: RunContext, pipeline: Pipeline) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "listen": {"host": "0.0.0.0", "port": pipeline.port},  # noqa: S104 -- in a pod, behind a NetworkPolicy
+        "listen": {"host": EVERYWHERE, "port": pipeline.port},
         "store": store(context, pipeline.storage_folder),
-        "credential_file": f"{KEYS_FOLDER}/{credentials.COLLECTOR}",
+        "credential_file": f"{pod.KEYS_FOLDER}/{credentials.COLLECTOR}",
         "max_request_bytes": MAX_REQUEST_BYTES,
     }
     if pipeline.credential == credentials.AGENT or not is_apart(context):
-        config["agent_credential_file"] = f"{KEYS_FOLDER}/{credentials.AGENT}"
+        config["agent_credential_file"] = f"{pod.KEYS_FOLDER}/{credentials.AGENT}"
     return config
 
 
@@ -123,7 +123,7 @@ def _contrib(context: RunContext, pipeline: Pipeline) -> dict[str, Any]:
             "otlp": {
                 "protocols": {
                     "http": {
-                        "endpoint": f"0.0.0.0:{pipeline.port}",
+                        "endpoint": f"{EVERYWHERE}:{pipeline.port}",
                         "traces_url_path": pipeline.route,
                         "max_request_body_size": MAX_REQUEST_BYTES,
                         "auth": {"authenticator": "bearertokenauth"},
@@ -148,8 +148,8 @@ def _contrib(context: RunContext, pipeline: Pipeline) -> dict[str, Any]:
             }
         },
         "extensions": {
-            "bearertokenauth": {"filename": f"{KEYS_FOLDER}/{pipeline.credential}"},
-            "health_check": {"endpoint": f"0.0.0.0:{pipeline.health_port}"},
+            "bearertokenauth": {"filename": f"{pod.KEYS_FOLDER}/{pipeline.credential}"},
+            "health_check": {"endpoint": f"{EVERYWHERE}:{pipeline.health_port}"},
         },
         "service": {
             "extensions": ["bearertokenauth", "health_check"],

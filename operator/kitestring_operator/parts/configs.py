@@ -10,46 +10,42 @@ from kitestring_api import names
 from kitestring_api.errors import UserMistakeError
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
-from kitestring_operator.parts import collector_pipelines, credentials, gateway, pod
+from kitestring_operator.parts import collector_pipelines, credentials, gateway, pod, trainer
 from kitestring_operator.parts.inputs import inputs_of
+from kitestring_operator.parts.places import (
+    EVERYWHERE,
+    FETCH_FILE,
+    GATEWAY_FILE,
+    INITIAL_WEIGHTS,
+    LOOPBACK,
+    POLICY_SERVER_FILE,
+    RUN_FOLDER,
+    SIDECAR_FILE,
+    TRAINER_FILE,
+    WEIGHTS_FOLDER,
+    WORKER_FILE,
+)
 from kitestring_operator.parts.storage import store
-
-EVERYWHERE = "0.0.0.0"  # noqa: S104 -- in a pod, behind a NetworkPolicy
-LOOPBACK = "127.0.0.1"
-
-WEIGHTS_FOLDER = "/kitestring/weights"
-RUN_FOLDER = "/kitestring/run"
-
-COLLECTOR = "collector.json"
-AGENT_COLLECTOR = "agent-collector.json"
-GATEWAY = "gateway.json"
-SIDECAR = "policy-sidecar.json"
-POLICY_SERVER = "policy-server.json"
-TRAINER = "trainer.json"
-FETCH = "fetch.json"
+from kitestring_operator.rollouts.worker_config import worker_config
 
 
 def config_map(context: RunContext) -> Manifest:
     """`RUN-config`. Raises UserMistakeError for what the parts cannot carry out."""
     files: dict[str, Mapping[str, Any]] = dict(collector_pipelines.configs(context))
-    files[GATEWAY] = gateway_config(context)
-    if has_policy_server(context):
-        files[SIDECAR] = sidecar_config(context)
+    files[GATEWAY_FILE] = gateway_config(context)
+    if context.spec.trained_policies:
+        files[SIDECAR_FILE] = sidecar_config(context)
         if context.spec.inference.backend == "cpu":
-            files[POLICY_SERVER] = policy_server_config(context)
-    files[TRAINER] = trainer_config(context)
-    files[FETCH] = {"items": inputs_of(context).fetched}
+            files[POLICY_SERVER_FILE] = policy_server_config(context)
+    files[TRAINER_FILE] = trainer_config(context)
+    files[FETCH_FILE] = {"items": inputs_of(context).fetched}
+    files[WORKER_FILE] = worker_config(context)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": identity.metadata(context, identity.config_name(context.name)),
         "data": {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n" for name, config in files.items()},
     }
-
-
-def has_policy_server(context: RunContext) -> bool:
-    """Whether the run serves a model itself; else all its models are endpoints."""
-    return bool(context.spec.trained_policies)
 
 
 def key_file(key: str) -> str:
@@ -135,7 +131,7 @@ def policy_server_config(context: RunContext) -> dict[str, Any]:
             "hermes and none; write one of them, or use inference.backend: vllm"
         )
     return {
-        "model": f"{WEIGHTS_FOLDER}/initial",
+        "model": INITIAL_WEIGHTS,
         "served_model_name": policy.name,
         "host": LOOPBACK,
         "port": names.PORT_SERVER,
@@ -157,7 +153,7 @@ def trainer_config(context: RunContext) -> dict[str, Any]:
     gateways = pod.pod_urls(
         context, identity.gateway_name(context.name), context.spec.gateway.replicas, names.PORT_GATEWAY_ADMIN
     )
-    return {
+    config: dict[str, Any] = {
         "run": context.run_id,
         "spec": context.spec.manifest(),
         "pool": context.pool.manifest(),
@@ -171,6 +167,11 @@ def trainer_config(context: RunContext) -> dict[str, Any]:
         "gateways": gateways,
         "gateway_credential_file": key_file(credentials.ADMIN),
         "policy_servers": [url for policy in policies for url in policy_server_urls(context, policy.name)],
+        "timing": {"stop": trainer.stop_seconds(context)},
         "artifacts": True,
+        "termination_log": "/dev/termination-log",
         "resume": True,
     }
+    if context.spec.trainer.nodes > 1:
+        config["ray_head"] = trainer.ray_head(context)
+    return config

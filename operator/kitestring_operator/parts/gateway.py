@@ -1,7 +1,7 @@
 """The gateway: a StatefulSet, since an attempt belongs to one process and finds it by its pod's name.
 
 A pod that is told to end takes no new attempt and waits for those it holds; what is open after that is lost, and tried
-again. There is no preStop hook to wait for: nobody reaches a gateway through a balancer that would have to forget it first.
+again. It needs no preStop hook: nobody reaches it through a balancer that would have to forget it first.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from kitestring_api import names
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
 from kitestring_operator.parts import credentials, pod
+from kitestring_operator.parts.places import GATEWAY_FILE
 
 COMPONENT = names.COMPONENT_GATEWAY
 CONTAINER = "gateway"
-CONFIG = "gateway.json"
 MODELS_FOLDER = f"{pod.SECRETS_FOLDER}/models"
 """API keys of frozen models, a file for each policy."""
 
@@ -48,7 +48,7 @@ def template(context: RunContext) -> Manifest:
     """The PodTemplateSpec."""
     keys = (credentials.TOKEN_KEY, credentials.ADMIN, credentials.COLLECTOR, credentials.AGENT)
     mounts = [pod.CONFIG_MOUNT, pod.KEYS_MOUNT, *pod.SCRATCH_MOUNTS]
-    volumes = [pod.config_volume(context, CONFIG), pod.keys_volume(context, *keys), *pod.SCRATCH_VOLUMES]
+    volumes = [pod.config_volume(context, GATEWAY_FILE), pod.keys_volume(context, *keys), *pod.SCRATCH_VOLUMES]
     models = _api_keys(context)
     if models:
         mounts.append(pod.mount("models", MODELS_FOLDER, read_only=True))
@@ -57,7 +57,7 @@ def template(context: RunContext) -> Manifest:
         context,
         CONTAINER,
         context.settings.images.rollout,
-        args=pod.part_arguments("gateway", CONFIG),
+        args=pod.part_arguments("gateway", GATEWAY_FILE),
         env=pod.variables(),
         ports={"agents": names.PORT_AGENTS, "admin": names.PORT_GATEWAY_ADMIN},
         mounts=mounts,

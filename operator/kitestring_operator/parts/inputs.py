@@ -17,9 +17,9 @@ from kitestring_api.v1alpha1.references import BucketObject, ObjectReference, Vo
 from kitestring_api.v1alpha1.tasks import TaskSource
 from kitestring_operator.observed import RunContext
 from kitestring_operator.parts import pod
+from kitestring_operator.parts.places import INPUTS_FOLDER
 from kitestring_operator.parts.storage import AWS_REGION, s3_address
 
-FOLDER = "/kitestring/inputs"
 SECRETS_FOLDER = f"{pod.SECRETS_FOLDER}/inputs"
 """Credentials of sources that are not the run's own storage."""
 
@@ -90,13 +90,13 @@ def inputs_of(context: RunContext) -> Inputs:
 
 
 def _model(context: RunContext, source: ModelSource, field: str) -> Input:
-    target = f"{FOLDER}/model"
+    target = f"{INPUTS_FOLDER}/model"
     if source.path is not None:
         return Input(path=source.path)
     if source.pvc is not None:
         return _on_volume(source.pvc)
     if source.s3 is not None:
-        return _in_bucket(source.s3, "model", {"prefix": source.s3.key}, target)
+        return _in_bucket(source.s3, f"{field}.s3", {"prefix": source.s3.key}, target)
     if source.checkpoint_of is not None:
         return _checkpoint(context, source.checkpoint_of, f"{field}.checkpointOf", target)
     hub = source.hugging_face
@@ -145,10 +145,10 @@ def _tasks(source: TaskSource, split: str) -> Input | None:
     if source.pvc is not None:
         return _on_volume(source.pvc)
     if source.s3 is not None:
-        target = f"{FOLDER}/{split}/{posixpath.basename(source.s3.key)}"
-        return _in_bucket(source.s3, split, {"key": source.s3.key}, target)
+        target = f"{INPUTS_FOLDER}/{split}/{posixpath.basename(source.s3.key)}"
+        return _in_bucket(source.s3, f"spec.tasks.{split}.s3", {"key": source.s3.key}, target)
     if source.config_map is not None:
-        folder = f"{FOLDER}/config-{split}"
+        folder = f"{INPUTS_FOLDER}/config-{split}"
         items = [{"key": source.config_map.key, "path": f"{split}.jsonl"}]
         volume: pod.Volume = {"name": f"config-{split}", "configMap": {"name": source.config_map.name, "items": items}}
         return Input(
@@ -162,7 +162,7 @@ def _tasks(source: TaskSource, split: str) -> Input | None:
 def _on_volume(source: VolumePath) -> Input:
     """A claim is mounted once, whatever lies on it."""
     name = f"claim-{pod.short(source.claim_name)}"
-    folder = f"{FOLDER}/{name}"
+    folder = f"{INPUTS_FOLDER}/{name}"
     volume = {"name": name, "persistentVolumeClaim": {"claimName": source.claim_name, "readOnly": True}}
     # from the root, so that no `..` leaves the volume
     path = posixpath.normpath(f"/{source.path}")
@@ -173,14 +173,14 @@ def _on_volume(source: VolumePath) -> Input:
     )
 
 
-def _in_bucket(source: BucketObject, name: str, what: Mapping[str, str], target: str) -> Input:
+def _in_bucket(source: BucketObject, field: str, what: Mapping[str, str], target: str) -> Input:
     reference = source.credentials_secret_ref
     if reference is None:
         raise UserMistakeError(
-            f"{'spec.policies[].model' if name == 'model' else f'spec.tasks.{name}'}.s3.credentialsSecretRef: found "
-            "nothing; not supported yet: object storage is opened with keys from Secrets, not with the identity of a pod; "
-            "name a Secret with the keys accessKeyId and secretAccessKey"
+            f"{field}.credentialsSecretRef: found nothing; not supported yet: object storage is opened with keys from "
+            "Secrets, not with the identity of a pod; name a Secret with the keys accessKeyId and secretAccessKey"
         )
+    name = posixpath.relpath(target, INPUTS_FOLDER).partition("/")[0]
     region = source.region or AWS_REGION
     endpoint = source.endpoint or f"https://s3.{region}.amazonaws.com"
     fetch = s3_address(endpoint, region) | {

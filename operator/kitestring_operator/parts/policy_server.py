@@ -12,7 +12,15 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_api.v1alpha1.policies import Policy
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
-from kitestring_operator.parts import configs, credentials, pod
+from kitestring_operator.parts import credentials, pod
+from kitestring_operator.parts.places import (
+    INITIAL_WEIGHTS,
+    LOOPBACK,
+    POLICY_SERVER_FILE,
+    SHARED_MEMORY,
+    SIDECAR_FILE,
+    WEIGHTS_FOLDER,
+)
 
 COMPONENT = names.COMPONENT_POLICY_SERVER
 SIDECAR = "sidecar"
@@ -38,7 +46,7 @@ _OURS = {
     "--ssl-certfile": "",
     "--config": "",
 }
-"""Arguments that Kitestring gives, or that would cut the server off, with the field of the spec that is meant for them."""
+"""Arguments that Kitestring gives, or that would cut the server off, with the field of the spec for them."""
 _PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
 """Arguments that say what the GPUs of a server are used for: with one of them, the default is not given."""
 
@@ -63,7 +71,7 @@ def template(context: RunContext, policy: Policy) -> Manifest:
     """The PodTemplateSpec of a policy's servers."""
     inference = context.spec.inference
     further = {names.LABEL_POLICY: policy.name}
-    files = [configs.SIDECAR] + ([configs.POLICY_SERVER] if inference.backend == "cpu" else [])
+    files = [SIDECAR_FILE] + ([POLICY_SERVER_FILE] if inference.backend == "cpu" else [])
     server = _cpu_server(context) if inference.backend == "cpu" else _vllm_server(context, policy)
     volumes = [
         pod.config_volume(context, *files),
@@ -97,14 +105,14 @@ def _sidecar(context: RunContext) -> pod.Container:
         context,
         SIDECAR,
         context.settings.images.rollout,
-        args=pod.part_arguments("policy-sidecar", configs.SIDECAR),
+        args=pod.part_arguments("policy-sidecar", SIDECAR_FILE),
         env=pod.variables(),
         ports={"http": names.PORT_POLICY},
         mounts=[
             pod.CONFIG_MOUNT,
             pod.KEYS_MOUNT,
             pod.STORAGE_MOUNT,
-            pod.mount("weights", configs.WEIGHTS_FOLDER),
+            pod.mount("weights", WEIGHTS_FOLDER),
             *pod.SCRATCH_MOUNTS,
         ],
         resources=pod.resources(None, requests={"cpu": "50m", "memory": "128Mi"}, limits={"memory": "1Gi"}),
@@ -138,7 +146,7 @@ def _cpu_server(context: RunContext) -> pod.Container:
         context,
         SERVER,
         inference.image or context.settings.images.policy_server_cpu,
-        args=pod.part_arguments("policy-server", configs.POLICY_SERVER),
+        args=pod.part_arguments("policy-server", POLICY_SERVER_FILE),
         env=pod.variables(OMP_NUM_THREADS=str(threads)),
         mounts=[pod.CONFIG_MOUNT, *_weights_mounts()],
         resources=pod.resources(
@@ -164,7 +172,7 @@ def _vllm_server(context: RunContext, policy: Policy) -> pod.Container:
             VLLM_NO_USAGE_STATS="1",
             HF_HUB_OFFLINE="1",
         ),
-        mounts=[*_weights_mounts(), pod.mount("shm", "/dev/shm")],  # noqa: S108 -- in the pod
+        mounts=[*_weights_mounts(), pod.mount("shm", SHARED_MEMORY)],
         resources=pod.resources(
             inference.resources, requests={"cpu": str(2 * max(1, gpus)), "memory": "16Gi"}, gpus=gpus
         ),
@@ -176,9 +184,9 @@ def vllm_arguments(context: RunContext, policy: Policy) -> list[str]:
     inference = context.spec.inference
     _check_extra(inference.extra_args)
     arguments = [
-        *("--model", f"{configs.WEIGHTS_FOLDER}/initial"),
+        *("--model", INITIAL_WEIGHTS),
         *("--served-model-name", policy.name),
-        *("--host", configs.LOOPBACK),
+        *("--host", LOOPBACK),
         *("--port", str(names.PORT_SERVER)),
         # the trainer needs the probabilities that were sampled from, and no defaults of the model's own
         *("--logprobs-mode", "processed_logprobs"),
@@ -210,4 +218,4 @@ def _flag(word: str) -> str:
 
 
 def _weights_mounts() -> list[dict[str, object]]:
-    return [pod.mount("weights", configs.WEIGHTS_FOLDER, read_only=True), *pod.SCRATCH_MOUNTS]
+    return [pod.mount("weights", WEIGHTS_FOLDER, read_only=True), *pod.SCRATCH_MOUNTS]

@@ -11,15 +11,19 @@ from typing import Any
 from kitestring_api import names
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
-from kitestring_operator.parts import configs, credentials, pod
-from kitestring_operator.parts.inputs import FOLDER, SECRETS_FOLDER, Inputs, inputs_of
+from kitestring_operator.parts import credentials, pod
+from kitestring_operator.parts.inputs import SECRETS_FOLDER, Inputs, inputs_of
+from kitestring_operator.parts.places import FETCH_FILE, INPUTS_FOLDER, RUN_FOLDER, SHARED_MEMORY, TRAINER_FILE
 
 COMPONENT = names.COMPONENT_TRAINER
 CONTAINER = "trainer"
 FETCH = "fetch"
 
 GRACE_SECONDS = 120
-"""Between TERM and KILL: to end the update that goes on and write the resumable state."""
+"""Between TERM and KILL: to end the update that goes on and write the resumable state.
+`trainer.template.spec.terminationGracePeriodSeconds` changes it."""
+LAST_SECONDS = 15
+"""Of these, for what is left when the state is written."""
 
 LABEL_JOB = "batch.kubernetes.io/job-name"
 LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -47,11 +51,11 @@ def trainer_job(context: RunContext) -> Manifest:
     It is created once and never changed: what a pod was started with is what it trains with.
     """
     nodes = context.spec.trainer.nodes
-    meta = identity.metadata(context, identity.trainer_job_name(context.name, context.trainer_number), COMPONENT)
+    name = identity.trainer_job_name(context.name, context.trainer_number)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": meta | {"annotations": {names.ANNOTATION_TRAINER_NUMBER: str(context.trainer_number)}},
+        "metadata": identity.metadata(context, name, COMPONENT),
         "spec": {
             "completionMode": "Indexed",
             "completions": nodes,
@@ -65,6 +69,19 @@ def trainer_job(context: RunContext) -> Manifest:
     }
 
 
+def ray_head(context: RunContext) -> str:
+    """host:port of Ray on index 0."""
+    job = identity.trainer_job_name(context.name, context.trainer_number)
+    domain = context.settings.cluster_domain
+    host = identity.pod_host(f"{job}-0", identity.ray_name(context.name), context.namespace, domain)
+    return f"{host}:{names.PORT_RAY}"
+
+
+def stop_seconds(context: RunContext) -> int:
+    """How long a trainer that is told to end may take for the update that goes on and the resumable state."""
+    return max(1, int(template(context)["spec"]["terminationGracePeriodSeconds"]) - LAST_SECONDS)
+
+
 def template(context: RunContext) -> Manifest:
     """The PodTemplateSpec."""
     trainer = context.spec.trainer
@@ -76,7 +93,7 @@ def template(context: RunContext) -> Manifest:
         "initContainers": [_fetch(context, inputs)] if inputs.fetched else [],
         "containers": [_trainer(context, inputs)],
         "volumes": [
-            pod.config_volume(context, configs.TRAINER, configs.FETCH),
+            pod.config_volume(context, TRAINER_FILE, FETCH_FILE),
             pod.keys_volume(context, *keys),
             pod.storage_volume(context.storage.trainer_secret),
             pod.scratch_volume("run"),
@@ -105,14 +122,14 @@ def _image(context: RunContext) -> str:
 
 
 def _fetch(context: RunContext, inputs: Inputs) -> pod.Container:
-    mounts = [pod.CONFIG_MOUNT, pod.STORAGE_MOUNT, pod.mount("inputs", FOLDER), *pod.SCRATCH_MOUNTS]
+    mounts = [pod.CONFIG_MOUNT, pod.STORAGE_MOUNT, pod.mount("inputs", INPUTS_FOLDER), *pod.SCRATCH_MOUNTS]
     if any(volume["name"] == "inputs-secrets" for volume in inputs.volumes):
         mounts.append(pod.mount("inputs-secrets", SECRETS_FOLDER, read_only=True))
     return pod.container(
         context,
         FETCH,
         _image(context),
-        args=pod.part_arguments("fetch", configs.FETCH),
+        args=pod.part_arguments("fetch", FETCH_FILE),
         env=pod.variables(),
         mounts=mounts,
         resources=pod.resources(None, requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"}),
@@ -135,17 +152,17 @@ def _trainer(context: RunContext, inputs: Inputs) -> pod.Container:
         pod.CONFIG_MOUNT,
         pod.KEYS_MOUNT,
         pod.STORAGE_MOUNT,
-        pod.mount("run", configs.RUN_FOLDER),
-        pod.mount("inputs", FOLDER),
+        pod.mount("run", RUN_FOLDER),
+        pod.mount("inputs", INPUTS_FOLDER),
         *inputs.mounts,
-        *([pod.mount("shm", "/dev/shm")] if _shared_memory(context) else []),  # noqa: S108 -- in the pod
+        *([pod.mount("shm", SHARED_MEMORY)] if _shared_memory(context) else []),
         *pod.SCRATCH_MOUNTS,
     ]
     made = pod.container(
         context,
         CONTAINER,
         _image(context),
-        args=pod.part_arguments("trainer", configs.TRAINER),
+        args=pod.part_arguments("trainer", TRAINER_FILE),
         env=env,
         ports={"queue": names.PORT_QUEUE},
         mounts=mounts,
@@ -173,7 +190,6 @@ def _resources(context: RunContext) -> dict[str, dict[str, str]]:
 
 
 def _shared_memory(context: RunContext) -> list[pod.Volume]:
-    """Shared memory, of which a container has 64 MiB by itself: Ray's object store and NCCL use it."""
     if context.spec.trainer.backend == "collect":
         return []
     size = "64Gi" if context.spec.trainer.gpus_per_node else "2Gi"
