@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "collector": ("kitestring_cli.processes:collector", "Part: OTLP in, object storage out."),
     "gateway": ("kitestring_cli.processes:gateway", "Part: between agents and models."),
     "policy-server": ("kitestring_cli.processes:policy_server", "Part: serve a policy on CPU."),
+    "policy-sidecar": ("kitestring_cli.processes:policy_sidecar", "Part: before a policy server, in its pod."),
     "worker": ("kitestring_cli.processes:worker", "Part: lease rollouts and run agents."),
     "trainer": ("kitestring_cli.processes:trainer", "Part: rollout queue and training."),
 }

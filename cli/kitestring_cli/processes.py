@@ -63,6 +63,17 @@ def policy_server(config_file: Path) -> None:
         raise UserMistakeError(str(error)) from error
 
 
+@click.command("policy-sidecar")
+@config_option
+def policy_sidecar(config_file: Path) -> None:
+    """Stand before a policy server in its pod: pass inference on, keep its weights current."""
+    from kitestring_rollout.policy_sidecar.config import PolicySidecarConfig  # noqa: PLC0415
+    from kitestring_rollout.policy_sidecar.process import serve  # noqa: PLC0415
+
+    begin()
+    run_loop(serve(read_config(config_file, PolicySidecarConfig)))
+
+
 @click.command()
 @config_option
 def worker(config_file: Path) -> int:

@@ -17,6 +17,10 @@ class Gate:
         self._until = 0.0
         self._idle: asyncio.Event | None = None
 
+    @property
+    def held(self) -> bool:
+        return self._opened is not None
+
     async def enter(self) -> None:
         """Waits while the policy is held; past the hold's bound the call goes on, and the server queues it."""
         while self._opened is not None and (left := self._until - time.monotonic()) > 0:

@@ -15,13 +15,17 @@ from kitestring_rollout.storage.manifest import FolderTorn, publish_folder, remo
 from kitestring_rollout.storage.store import ObjectMissing, ObjectStore
 
 CURRENT = f"{PREFIX_WEIGHTS}current.json"
+INITIAL = "initial"
+"""The link beside the versions on a server's disk on which it starts."""
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_version(version: str) -> str:
     """Give the version back, or raise ValueError: it names a folder, in storage and on the disks of servers."""
-    if _VERSION.fullmatch(version) is None:
-        raise ValueError(f"{version!r} is no version: letters, digits, dots, dashes and underscores, at most 100")
+    if _VERSION.fullmatch(version) is None or version == INITIAL:
+        raise ValueError(
+            f"{version!r} is no version: letters, digits, dots, dashes and underscores, at most 100, not {INITIAL}"
+        )
     return version
 
 

@@ -11,10 +11,10 @@ from uuid import uuid4
 
 @contextmanager
 def scratch_beside(path: Path) -> Iterator[Path]:
-    """A free path in `path`'s folder, for a file or a folder that is renamed to `path` at the end of the block.
+    """A free path in `path`'s folder, for a file, a link or a folder that is renamed to `path` at the end of the block.
 
-    When the block raises, what it made is removed. A file replaces the file of that name; a folder replaces nothing
-    (OSError where one is there that holds something). A process that is killed leaves its scratch:
+    When the block raises, what it made is removed. A file or link replaces the file of that name; a folder replaces
+    nothing (OSError where one is there that holds something). A process that is killed leaves its scratch:
     `remove_abandoned`.
     """
     scratch = path.with_name(f"{_prefix(path)}{uuid4().hex[:12]}")
@@ -37,7 +37,7 @@ def _prefix(path: Path) -> str:
 
 
 def _remove(scratch: Path) -> None:
-    if scratch.is_dir():
+    if scratch.is_dir() and not scratch.is_symlink():
         shutil.rmtree(scratch)
     else:
         scratch.unlink(missing_ok=True)

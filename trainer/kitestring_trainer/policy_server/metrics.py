@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -53,6 +53,7 @@ class ServerMetrics:
     def __init__(self, stats: Callable[[], EngineStats], model: str) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_EngineCollector(stats, model))
+        ProcessCollector(registry=self._registry)  # as vLLM's: by its start time a sidecar knows the process
 
         def histogram(name: str, text: str) -> Histogram:
             made = Histogram(name, text, labelnames=["model_name"], registry=self._registry, buckets=_SECONDS)
