@@ -307,7 +307,7 @@ def test_a_wrong_gateway_credential_fails_the_run(world: World) -> None:
     (world.folder / "gateway").write_text("another")
     world.start_workers()
     result = run(world.config(**ONE_STEP), world.announce)
-    assert (result.phase, result.reason, result.exit_code) == ("Failed", "GatewayRefused", 1)
+    assert (result.phase, result.reason, result.exit_code) == ("Failed", "GatewayRefused", 3)
     assert "401 Unauthorized" in (result.message or "")
 
 

@@ -45,7 +45,6 @@ class ScriptedLearner:
         agreement: Callable[[int], Agreement] = lambda step: AGREED,
     ) -> None:
         self._folder = config.folder
-        self._steps = config.spec.steps
         self._save_every = config.spec.checkpoints.resume_every
         self._resumed = resumed_step
         self._crash = crash
@@ -62,8 +61,10 @@ class ScriptedLearner:
         self._crash("before it starts", self._resumed)
         name = (state / NAME).read_text() if self._resumed else "initial"
         self._push(source, self._resumed, name)
-        for step in range(self._resumed + 1, self._steps + 1):
-            with saved_at_the_end(partial(self._save, step - 1, name)):
+        step = self._resumed
+        while step < source.steps:
+            step += 1
+            with saved_at_the_end(partial(self._save, source, step - 1, name)):
                 batch = source.step_batch(step)
             self.batches.append(batch)
             self._crash("before the update", step)
@@ -72,11 +73,11 @@ class ScriptedLearner:
             self.updates.append(Update(step, name, after, rollouts))
             name = after
             if step % self._save_every == 0:
-                self._save(step, name)
+                self._save(source, step, name)
                 self._crash("after the save", step)
             self._push(source, step, name)
             self._crash("after the push", step)
-            with saved_at_the_end(partial(self._save, step, name)):
+            with saved_at_the_end(partial(self._save, source, step, name)):
                 source.step_finished(step, replace(no_update(step, len(batch.rows)), agreement=self._agreement(step)))
             self._crash("after the step", step)
 
@@ -86,11 +87,12 @@ class ScriptedLearner:
             (writing / NAME).write_text(name)
         source.weights_ready(PushedWeights(step, folder))
 
-    def _save(self, step: int, name: str) -> None:
+    def _save(self, source: StepSource, step: int, name: str) -> None:
         folder = folders.state_folder(self._folder / "checkpoints", step)
         if step and not folder.exists():
             with folders.WholeFolder(folder, folders.STATE_MARKER, {"step": step}) as writing:
                 (writing / NAME).write_text(name)
+            source.state_saved(step, folder)
 
 
 def weights_name(folder: str | None) -> str:

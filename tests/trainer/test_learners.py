@@ -109,5 +109,5 @@ def test_limits_and_tries_come_from_the_pool(world: World) -> None:
 
 def test_a_run_that_takes_too_long_fails(world: World) -> None:
     result = run(world.config(spec__activeDeadlineSeconds=1), world.announce)
-    assert (result.phase, result.reason, result.exit_code) == ("Failed", "DeadlineExceeded", 1)
+    assert (result.phase, result.reason, result.exit_code) == ("Failed", "DeadlineExceeded", 3)
     assert "spec.activeDeadlineSeconds" in (result.message or "")

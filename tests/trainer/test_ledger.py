@@ -96,7 +96,7 @@ def test_a_commit_of_a_successor_is_never_written_over(store: LateStore, monkeyp
     """The successor begins after the look at incarnations and before the write."""
     zombie = begun(store, FIRST)
     theirs = replace(COMMIT, incarnation=2, policy_version="2.0")
-    monkeypatch.setattr(zombie, "_check_own", lambda: None)
+    monkeypatch.setattr(zombie, "check_own", lambda: None)
     begun(store, SECOND).put_commit(theirs)
     with pytest.raises(RunFailedError, match="incarnation 2 has just committed t000001"):
         zombie.put_commit(COMMIT)

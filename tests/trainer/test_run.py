@@ -194,7 +194,7 @@ def test_sigterm_stops_between_steps_and_resume_goes_on(world: World) -> None:
     world.start_workers(capacity=6)
     before = signal.getsignal(signal.SIGTERM)
     result = run(world.config(), world.announce)
-    assert (result.phase, result.reason, result.exit_code, result.step) == ("Failed", "Interrupted", 0, 1)
+    assert (result.phase, result.reason, result.exit_code, result.step) == ("Failed", "Interrupted", 143, 1)
     assert "--resume goes on" in (result.message or "")
     assert signal.getsignal(signal.SIGTERM) is before
     done = dict(world.answered)
@@ -254,7 +254,7 @@ def test_steps_without_a_group_are_skipped_until_it_is_too_many(world: World) ->
     world.start_workers()
     config = world.config(spec__steps=9, spec__failurePolicy={"maxSkippedSteps": 2})
     result = run(config, world.announce)
-    assert (result.phase, result.reason, result.exit_code, result.step) == ("Failed", "StepsSkipped", 1, 1)
+    assert (result.phase, result.reason, result.exit_code, result.step) == ("Failed", "StepsSkipped", 3, 1)
     assert result.message == (
         "2 steps in a row: the last had no group to learn from; 6 of 6 rollouts: AgentFailed: exit code 1: "
         "ModuleNotFoundError: No module named 'langgraph'"

@@ -94,7 +94,7 @@ def test_a_server_that_cannot_now_is_asked_again(training: Training) -> None:
 def test_a_server_that_refuses_ends_the_run(training: Training) -> None:
     training.servers[0].refuse = True
     result = training.run()
-    assert (result.phase, result.reason, result.exit_code) == ("Failed", "WeightsNotServed", 1)
+    assert (result.phase, result.reason, result.exit_code) == ("Failed", "WeightsNotServed", 3)
     assert "collective_rpc refused: 400" in (result.message or "")
 
 
@@ -218,7 +218,7 @@ def test_a_stop_during_a_validation_loses_no_finished_update(training: Training)
         "spec__checkpoints": {"resumeEvery": 100},
     }
     result = training.run(**changes)
-    assert (result.reason, result.exit_code, result.step) == ("Interrupted", 0, 1)
+    assert (result.reason, result.exit_code, result.step) == ("Interrupted", 143, 1)
     states = training.world.folder / "run" / "checkpoints"
     assert [path.name for path in states.glob("state-*")] == ["state-000001"]
     training.world.listening.clear()

@@ -25,10 +25,13 @@ from kitestring_rollout.protocol.gateway_admin import (
     EndAttempt,
     EndedAttempt,
     FencedAttempt,
+    HeldAttempt,
+    HeldAttempts,
     HeldPolicy,
     Message,
     OpenAttempt,
     OpenedAttempt,
+    PolicyServerList,
     PostedReward,
     ProtocolError,
     ReleasePolicy,
@@ -130,11 +133,17 @@ class FakeGateway:
         self.on_fence: Callable[[str], Awaitable[None]] | None = None
         app = web.Application()
         app.router.add_post(names.ROUTE_ADMIN_ATTEMPTS, self._open)
+        app.router.add_get(names.ROUTE_ADMIN_ATTEMPTS, self._held)
+        app.router.add_put(names.ROUTE_ADMIN_SERVERS, self._servers)
         app.router.add_post(names.ROUTE_ADMIN_FENCE, self._fence)
         app.router.add_post(names.ROUTE_ADMIN_END, self._end)
         app.router.add_post(names.ROUTE_ADMIN_HOLD, self._hold)
         app.router.add_post(names.ROUTE_ADMIN_RELEASE, self._release)
         self.url, self.runner = backstage.serve(app)
+        self.servers: list[tuple[str, ...]] = []
+        """Every list of policy servers that it was told."""
+        self.unheard = 0
+        """So many questions for the held attempts fail."""
 
     def restart(self) -> None:
         """Another process at the same address: it knows none of the attempts."""
@@ -211,6 +220,32 @@ class FakeGateway:
                 attempt=body.attempt, epoch=self.epoch, base_url=self.url, token=body.attempt, traceparent="00-0-0-01"
             )
         )
+
+    async def _held(self, request: web.Request) -> web.Response:
+        if self.unheard:
+            self.unheard -= 1
+            return _answer(ProtocolError(error="not now", reason="Busy"), 503)
+        held = tuple(
+            HeldAttempt(
+                run=one.opened.run,
+                rollout=one.opened.rollout,
+                attempt=attempt,
+                group=one.opened.group,
+                step=one.opened.step,
+                mode=one.opened.mode,
+                state="fenced" if one.fenced else "open",
+                opened_unix_nano=0,
+                expires_unix=0.0,
+            )
+            for attempt, one in self.attempts.items()
+            if one.ended is None
+        )
+        return _answer(HeldAttempts(epoch=self.epoch, attempts=held))
+
+    async def _servers(self, request: web.Request) -> web.Response:
+        body = PolicyServerList.model_validate_json(await request.read())
+        self.servers.append(body.servers)
+        return _answer(body)
 
     def _find(self, request: web.Request) -> OpenOne | None:
         return self.attempts.get(request.match_info["attempt"])

@@ -105,8 +105,11 @@ class Script:
         self,
         batches: Callable[[int, Path], StepBatch],
         finished: Callable[[int, UpdateMetrics], None] = lambda step, metrics: None,
+        steps: int = 50,
     ) -> None:
         self._batches, self._finished = batches, finished
+        self.steps = steps
+        self.states: list[int] = []
         self.weights: dict[int, Path] = {}
         self.metrics: dict[int, UpdateMetrics] = {}
         self.tensors: dict[int, dict[str, object]] = {}
@@ -120,6 +123,10 @@ class Script:
         assert weights.version not in self.weights
         self.weights[weights.version] = weights.path
         self.tensors[weights.version] = load_file(weights.path / "model.safetensors")
+
+    def state_saved(self, step: int, folder: Path) -> None:
+        assert folder.is_dir()
+        self.states.append(step)
 
     def step_finished(self, step: int, metrics: UpdateMetrics) -> None:
         self.metrics[step] = metrics

@@ -14,17 +14,18 @@ NO_AGREEMENT = Agreement(tokens=0, correlation=None, kl_k1=None, kl_k3=None, lar
 class CollectLearner:
     """A learner that makes no updates: every step is over when its rollouts are committed."""
 
-    def __init__(self, first_step: int, steps: int) -> None:
+    def __init__(self, first_step: int) -> None:
         self._first_step = first_step
-        self._steps = steps
         self._stop = threading.Event()
 
     def run(self, source: StepSource) -> None:
-        for step in range(self._first_step, self._steps + 1):
+        step = self._first_step
+        while step <= source.steps:
             if self._stop.is_set():
                 raise RunStoppedError(f"stopped before step {step}")
             batch = source.step_batch(step)
             source.step_finished(step, no_update(step, len(batch.rows)))
+            step += 1
 
     def request_stop(self) -> None:
         self._stop.set()

@@ -12,12 +12,13 @@ from kitestring_api.v1alpha1.policies import Policy
 from kitestring_rollout.protocol.gateway_admin import AttemptLimits, RewardRule
 from kitestring_rollout.storage import StoreConfig
 from kitestring_trainer.errors import UserMistakeError
+from kitestring_trainer.live import Url
 from kitestring_trainer.queue.executors import PerTask
 from kitestring_trainer.queue.rollouts import QueueRules
 from kitestring_trainer.queue.state import Tries
 from kitestring_trainer.tasks import TaskFields
 
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")]
+RayAddress = Annotated[str, StringConstraints(pattern=r"^[^\s/:]+:[0-9]{1,5}$")]
 
 
 class Part(BaseModel):
@@ -39,6 +40,9 @@ class Timing(Part):
     retry: float = Field(default=2.0, gt=0, description="before the second try where the infrastructure failed")
     poll: float = Field(default=0.05, gt=0, description="between two looks into the trace store")
     gateway_gone: float = Field(default=60.0, gt=0, description="a gateway unreachable for so long is taken for gone")
+    stop: float = Field(
+        default=25.0, gt=0, description="from SIGTERM to the end of the process; a longer update is given up"
+    )
 
 
 class TrainerConfig(Part):
@@ -59,6 +63,18 @@ class TrainerConfig(Part):
     gateway_credential_file: Path
     policy_servers: tuple[Url, ...] = Field(default=(), description="base URLs without /v1; backend verl")
     timing: Timing = Timing()
+    artifacts: bool = Field(
+        default=False,
+        description="checkpoints, resumable state and metrics go to the store as well, and come from there on resume",
+    )
+    ray_head: RayAddress | None = Field(
+        default=None,
+        description="host:port of Ray on the first of spec.trainer.nodes machines; on each of them this process runs "
+        "with the same config, and with its number, from 0, in JOB_COMPLETION_INDEX",
+    )
+    termination_log: Path | None = Field(
+        default=None, description="gets how the process ended, as one JSON object of at most 4,000 bytes"
+    )
     resume: bool = Field(default=False, description="go on where an earlier process of this run ended; also --resume")
 
     @model_validator(mode="after")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
+import os
 import platform
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,18 +20,23 @@ from typing import Any
 from kitestring_api import names
 from kitestring_rollout.protocol.run_status import Phase, RolloutCounts
 from kitestring_rollout.storage import ObjectExists, open_store
+from kitestring_trainer.artifacts import Artifacts, StateUploads
 from kitestring_trainer.checkpoints import Checkpoints
 from kitestring_trainer.config import TrainerConfig, read_config, read_credential
 from kitestring_trainer.errors import RunFailedError, RunStoppedError, UserMistakeError
-from kitestring_trainer.incarnations import Incarnation
+from kitestring_trainer.goal import StepGoal
+from kitestring_trainer.incarnations import Incarnation, policy_version
 from kitestring_trainer.learner import Learner
 from kitestring_trainer.learners import make_learner, resumable_step
 from kitestring_trainer.ledger import Ledger
+from kitestring_trainer.live import LiveChange, LiveRefusedError, LiveState
+from kitestring_trainer.membership import Membership
 from kitestring_trainer.metrics import MetricsFile
 from kitestring_trainer.queue import state
 from kitestring_trainer.queue.scoring import make_scorer
 from kitestring_trainer.queue.thread import QueueSettings, QueueThread
 from kitestring_trainer.queue.traces import TraceArchive, TraceProofs
+from kitestring_trainer.result import RunResult
 from kitestring_trainer.status import StatusBoard
 from kitestring_trainer.step_runner import Parts, StepRunner
 from kitestring_trainer.tasks import TaskSet, load_tasks
@@ -41,30 +47,8 @@ Announce = Callable[[Mapping[str, Any]], None]
 
 WATCH_SECONDS = 2.0
 """Between two looks at what the policy servers serve."""
-RESULT_FILE = "trainer-result.json"
 METRICS_FILE = "metrics.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """How this process ended; also written to `trainer-result.json`."""
-
-    phase: Phase
-    reason: str
-    message: str | None
-    step: int
-    """The last step that was made, not the one in progress; 0: none."""
-    steps: int
-    validation: tuple[dict[str, Any], ...]
-    rollouts: dict[str, int]
-    """Committed training rollouts of the whole run by failure class."""
-    excluded: int
-    superseded: int
-    skipped_steps: int
-    tokens: int
-    wall_seconds: float
-    checkpoint: str | None
-    exit_code: int
+CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +62,40 @@ class _Ending:
 def main(config_path: Path, *, resume: bool, announce: Announce) -> int:
     """`kitestring trainer`; the exit code. `announce` prints the listening line. Raises UserMistakeError."""
     config = read_config(config_path)
-    return run(config.model_copy(update={"resume": True}) if resume else config, announce).exit_code
+    code = run(config.model_copy(update={"resume": True}) if resume else config, announce).exit_code
+    if code == names.EXIT_STOPPED and any(not thread.daemon for thread in _other_threads()):
+        # What was given up goes on in threads, and the interpreter would wait for them.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def _other_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
 
 
 def run(config: TrainerConfig, announce: Announce) -> RunResult:
     """Carry the run out to its end; SIGTERM and SIGINT stop it between two updates, and `resume` goes on from there.
 
-    Raises UserMistakeError for what the user can mend, and any error that is a bug; the result file is written all
-    the same.
+    Within `timing.stop` seconds of such a signal this returns; an update that takes longer is given up and made again.
+    Raises UserMistakeError for what the user can mend, and any error that is a bug; the result is written all the same.
     """
     started = time.monotonic()
     config.folder.mkdir(parents=True, exist_ok=True)
     process = _Process(config)
-    ending = _Ending(
-        "Failed", names.REASON_ERROR, "an error in the trainer; its log has the traceback", names.EXIT_FAILED
-    )
+    ending = _Ending("Failed", names.REASON_ERROR, None, names.EXIT_FAILED)
     try:
         ending = process.carry_out(announce)
     except UserMistakeError as error:
         ending = _Ending("Failed", names.REASON_INVALID_SPEC, str(error), names.EXIT_USER)
         raise
+    except BaseException as error:
+        text = f"an error in the trainer, whose log has the traceback: {type(error).__name__}: {error}"
+        ending = _Ending("Failed", names.REASON_ERROR, text, names.EXIT_FAILED)
+        raise
     finally:
         result = process.result(ending, time.monotonic() - started)
-        text = json.dumps(asdict(result), indent=2)
-        (config.folder / RESULT_FILE).write_text(text + "\n")
+        result.write(config.folder, config.termination_log)
     return result
 
 
@@ -111,9 +105,13 @@ class _Process:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._stop = threading.Event()
+        self._stop_by = math.inf
+        """Monotonic time; when this process is to have ended once it was asked to stop."""
         self._learner: Learner | None = None
         self._queue: QueueThread | None = None
         self._runner: StepRunner | None = None
+        self._membership: Membership | None = None
+        self._uploads: StateUploads | None = None
         self._board = StatusBoard(config.run, config.spec.steps, self._counts)
 
     def carry_out(self, announce: Announce) -> _Ending:
@@ -123,14 +121,18 @@ class _Process:
                 assert self._learner is not None and self._runner is not None
                 if self._stop.is_set():
                     raise RunStoppedError("stopped while it started")
-                self._learner.run(self._runner)
+                try:
+                    self._learner.run(self._runner)
+                finally:
+                    self._await_upload()
                 ending = _Ending("Finished", names.REASON_COMPLETED, None, names.EXIT_OK)
             except RunStoppedError as error:
                 logger.info("stopped: %s", error)
-                ending = _Ending("Failed", names.REASON_INTERRUPTED, f"{error}; --resume goes on", names.EXIT_OK)
+                ending = _Ending("Failed", names.REASON_INTERRUPTED, f"{error}; --resume goes on", names.EXIT_STOPPED)
             except RunFailedError as error:
                 logger.error("the run failed: %s: %s", error.reason, error)
-                ending = _Ending("Failed", error.reason, str(error), names.EXIT_FAILED)
+                code = names.EXIT_FAILED if error.restart_helps else names.EXIT_RUN_FAILED
+                ending = _Ending("Failed", error.reason, str(error), code)
             self._board.update(phase=ending.phase, reason=ending.reason, message=ending.message)
         return ending
 
@@ -142,7 +144,8 @@ class _Process:
         exits.callback(_restore_signals(self._request_stop))
         store = open_store(config.store)
         ledger = Ledger(store, self._stop)
-        history = _history(config, ledger)
+        artifacts = Artifacts(store, config.store, ledger, self._stop) if config.artifacts else None
+        history = _history(config, ledger, artifacts)
         settings = QueueSettings(
             rules=config.rules,
             host=config.queue.host,
@@ -154,30 +157,40 @@ class _Process:
             poll_seconds=config.timing.poll,
         )
         since, resumed_step = history[-1].unix_time, history[-1].resumed_step
-        queue = QueueThread(
-            settings, make_scorer(config.pool, config.working_folder), TraceProofs(store, since), self._board.snapshot
-        )
+        scorer = make_scorer(config.pool, config.working_folder)
+        queue = QueueThread(settings, scorer, TraceProofs(store, since), self._board.snapshot, self._change)
         exits.callback(queue.close)
         url = queue.start()
         self._queue = queue
         self._learner = make_learner(config, resumed_step)
         # All that the user may have to mend has been looked at: a start that fails up to here leaves no trace.
         _begin(config, ledger, history[-1])
-        metrics = MetricsFile(config.folder / METRICS_FILE)
-        metrics.rewind(resumed_step)
+        queue.end_leftovers()
+        servers = _policy_servers(config, queue)
+        goal = StepGoal(config.spec.steps, resumed_step)
+        self._membership = Membership(
+            queue,
+            servers,
+            policy=config.policy.name,
+            policy_servers=config.policy_servers,
+            goal=goal,
+            board=self._board,
+        )
         announce({"queue": url})
         self._runner = StepRunner(
             config,
             Parts(
                 ledger=ledger,
                 queue=queue,
-                servers=_policy_servers(config, queue),
+                servers=servers,
                 archive=TraceArchive(store, ledger),
                 board=self._board,
-                metrics=metrics,
-                checkpoints=_checkpoints(config, resumed_step),
+                metrics=_metrics(config, artifacts, resumed_step),
+                checkpoints=_checkpoints(config, artifacts, resumed_step),
+                goal=goal,
                 train_tasks=train_tasks,
                 validation_tasks=validation_tasks,
+                state_saved=self._keeping_states(artifacts, history[-1].number),
                 history=history,
             ),
         )
@@ -186,8 +199,31 @@ class _Process:
             exits.callback(_after(left, partial(queue.fail, _deadline_exceeded(config.spec.active_deadline_seconds))))
         self._runner.begin()
 
+    def _keeping_states(self, artifacts: Artifacts | None, incarnation: int) -> Callable[[Path, int], None]:
+        """What is done with a resumable state beside leaving it in the run's folder."""
+        if artifacts is None:
+            return lambda folder, step: None
+        self._uploads = StateUploads(
+            lambda folder, step: artifacts.put_state(folder, step, policy_version(incarnation, step))
+        )
+        return self._uploads.begin
+
+    def _await_upload(self) -> None:
+        """See the last resumable state into storage: a process that was asked to stop while it may still take the time,
+        any other for as long as the store takes. Raises what the upload raised."""
+        while self._uploads is not None and not self._uploads.wait(0.1):
+            if time.monotonic() > self._stop_by:
+                logger.warning("the last resumable state did not get into storage in time: the one before it counts")
+                return
+
+    def _change(self, change: LiveChange) -> LiveState:
+        if self._membership is None:
+            raise LiveRefusedError("Starting", "the trainer is starting; try again")
+        return self._membership.change(change)
+
     def _request_stop(self) -> None:
         """From a signal handler."""
+        self._stop_by = min(self._stop_by, time.monotonic() + self._config.timing.stop)
         self._stop.set()
         if self._learner is not None:
             self._learner.request_stop()
@@ -262,7 +298,7 @@ def _load_tasks(config: TrainerConfig) -> tuple[TaskSet, TaskSet | None]:
     return train, validation
 
 
-def _history(config: TrainerConfig, ledger: Ledger) -> list[Incarnation]:
+def _history(config: TrainerConfig, ledger: Ledger, artifacts: Artifacts | None) -> list[Incarnation]:
     """All starts of the run's trainer, this one, which is not written down yet, last."""
     history = ledger.incarnations()
     if history and not config.resume:
@@ -271,6 +307,8 @@ def _history(config: TrainerConfig, ledger: Ledger) -> list[Incarnation]:
         )
     step = 0
     if history:
+        if artifacts is not None and config.spec.trainer.backend != "collect":
+            artifacts.bring_newest_state(config.folder / CHECKPOINTS_FOLDER, history)
         step = resumable_step(config, ledger)
         logger.info("going on after step %d", step)
     number = history[-1].number + 1 if history else 1
@@ -283,7 +321,9 @@ def _begin(config: TrainerConfig, ledger: Ledger, incarnation: Incarnation) -> N
     try:
         ledger.begin(incarnation)
     except ObjectExists as error:
-        raise RunFailedError("AlreadyRunning", f"another trainer of run {config.run} has just started") from error
+        raise RunFailedError(
+            "AlreadyRunning", f"another trainer of run {config.run} has just started", restart_helps=True
+        ) from error
 
 
 def _policy_servers(config: TrainerConfig, queue: QueueThread) -> PolicyServers | None:
@@ -300,8 +340,18 @@ def _policy_servers(config: TrainerConfig, queue: QueueThread) -> PolicyServers 
     return servers
 
 
-def _checkpoints(config: TrainerConfig, resumed_step: int) -> Checkpoints:
-    checkpoints = Checkpoints(config.folder / "checkpoints", config.spec.checkpoints.keep)
+def _metrics(config: TrainerConfig, artifacts: Artifacts | None, resumed_step: int) -> MetricsFile:
+    path = config.folder / METRICS_FILE
+    if artifacts is not None:
+        artifacts.bring_metrics(path)
+    metrics = MetricsFile(path, artifacts.put_metrics if artifacts is not None else None)
+    metrics.rewind(resumed_step)
+    return metrics
+
+
+def _checkpoints(config: TrainerConfig, artifacts: Artifacts | None, resumed_step: int) -> Checkpoints:
+    kept_there = artifacts if config.spec.trainer.backend != "collect" else None
+    checkpoints = Checkpoints(config.folder / CHECKPOINTS_FOLDER, config.spec.checkpoints.keep, kept_there)
     checkpoints.rewind(resumed_step)
     return checkpoints
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+SUPERSEDED = "superseded: another incarnation of the trainer had opened it"
+"""Reason in the end records of attempts that an incarnation left open. They count as no try of their rollout."""
+
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
@@ -34,16 +37,23 @@ def policy_version(incarnation: int, push: int) -> str:
     return f"{incarnation}.{push}"
 
 
+def writer_of(history: Sequence[Incarnation], step: int) -> int:
+    """Which incarnation of `history` made the weights after `step` (from 1), if they were made; 0: none has.
+
+    The last one that started below `step`: all later ones started from those weights, or from newer ones.
+    """
+    return max((i.number for i in history if i.resumed_step < step), default=0)
+
+
 def same_weights(history: Sequence[Incarnation]) -> frozenset[str]:
     """Policy versions whose weights are those that the last incarnation of `history` starts from.
 
-    Let c be the step it resumed from. The state of c was written by the last earlier incarnation that had started
-    below c (it alone made the update of c; all later ones started from that state or a newer one). So the weights are
-    version `c` of that writer and of every later incarnation that started from c. Push 0 is the initial model for all.
+    Let c be the step it resumed from. The weights are version `c` of the earlier incarnation that made them, and of
+    every later one that started from c. Push 0 is the initial model for all.
     """
     current = history[-1]
     step = current.resumed_step
-    writer = max((i.number for i in history[:-1] if i.resumed_step < step), default=0)
+    writer = writer_of(history[:-1], step)
     later = [i for i in history if i.number > writer and i.resumed_step == step]
     versions = {policy_version(i.number, step) for i in later}
     if writer:

@@ -35,7 +35,7 @@ class TrainerLostError(RunFailedError):
     """A process of the training backend died."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(names.REASON_TRAINER_LOST, message)
+        super().__init__(names.REASON_TRAINER_LOST, message, restart_helps=True)
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,8 @@ class LearnerConfig:
     checkpoints: Path
     """Folder for resumable states (optimizer, schedule, random state): one subfolder per step."""
     total_steps: int
+    """As wanted when the learner starts: the length of a learning-rate schedule that has one. How many steps are made
+    is the source's to say."""
     updates_per_step: int
     max_prompt_tokens: int
     max_response_tokens: int
@@ -208,6 +210,10 @@ class LearnerConfig:
 class StepSource(Protocol):
     """What a learner pulls its work from. All methods are called from the learner's threads, one at a time."""
 
+    @property
+    def steps(self) -> int:
+        """The last step to be made. May change between two steps: it is asked before each one."""
+
     def step_batch(self, step: int) -> StepBatch:
         """Block until the rollouts of `step` are committed. What it raises ends the run with that error."""
 
@@ -217,6 +223,9 @@ class StepSource(Protocol):
 
     def step_finished(self, step: int, metrics: UpdateMetrics) -> Mapping[str, float] | None:
         """The step's weights are served. Validation happens here; numbers it returns go to the metric loggers."""
+
+    def state_saved(self, step: int, folder: Path) -> None:
+        """The resumable state after `step` is durable in `folder`, whole; it stays for two more of them."""
 
 
 class Learner(Protocol):

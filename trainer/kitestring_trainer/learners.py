@@ -33,7 +33,7 @@ def resumable_step(config: TrainerConfig, ledger: Ledger) -> int:
 def make_learner(config: TrainerConfig, resumed_step: int) -> Learner:
     """The learner of the run, which goes on after `resumed_step`."""
     if config.spec.trainer.backend == "collect":
-        return CollectLearner(resumed_step + 1, config.spec.steps)
+        return CollectLearner(resumed_step + 1)
     from kitestring_trainer.verl_backend import VerlLearner  # noqa: PLC0415  heavy
 
     return VerlLearner(learner_config(config, resumed_step))

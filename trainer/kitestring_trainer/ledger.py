@@ -58,8 +58,11 @@ class Ledger:
         self._put_new(f"{INCARNATIONS}{incarnation.number:06d}.json", _json(incarnation.to_json()))
         self._own = incarnation.number
 
-    def _check_own(self) -> None:
-        """A trainer that was cut off, and replaced meanwhile, must not write over what its successor writes."""
+    def check_own(self) -> None:
+        """A trainer that was cut off, and replaced meanwhile, must not write over what its successor writes.
+
+        Raises ReplacedError.
+        """
         newest = max((int(key.removeprefix(INCARNATIONS)[:6]) for key in self._keys(INCARNATIONS)), default=0)
         if newest > self._own:
             raise ReplacedError(f"incarnation {newest} of the run has begun, this is {self._own}")
@@ -73,7 +76,7 @@ class Ledger:
 
     def put_plan(self, plan: StepPlan) -> None:
         """Write the plan of a step that has none."""
-        self._check_own()
+        self.check_own()
         try:
             self._put_new(f"{PLANS}{plan.name}.json", _json(plan.to_json() | {"unix_time": time.time()}))
         except ObjectExists as error:
@@ -88,7 +91,7 @@ class Ledger:
 
         A commit that a predecessor wrote since, although it was replaced already, is replaced as well.
         """
-        self._check_own()
+        self.check_own()
         key = f"{COMMITS}{commit.name}.json"
         if replaces is None:
             try:
@@ -161,7 +164,9 @@ class Ledger:
                     ) from error
                 away = time.monotonic() - since
                 if away > self._patience:
-                    raise RunFailedError(REASON_STORAGE_UNAVAILABLE, f"away for {away:.0f} s: {error}") from error
+                    raise RunFailedError(
+                        REASON_STORAGE_UNAVAILABLE, f"away for {away:.0f} s: {error}", restart_helps=True
+                    ) from error
                 logger.warning("object storage is away, waiting: %s", error)
                 if self._stop.wait(pause):
                     raise RunStoppedError("stopped while object storage was away") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from kitestring_trainer.verl_backend.folders import flush
 class MetricsFile:
     """Appends one line per step; each line is written whole, and is on disk before the next step begins."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, appended: Callable[[Path], None] | None = None) -> None:
+        """`appended` is called with the file after every line."""
         self._path = path
+        self._appended = appended
 
     def rewind(self, step: int) -> None:
         """Keep the lines up to `step`: a run that goes on from there makes the later ones anew."""
@@ -52,6 +54,8 @@ class MetricsFile:
         with self._path.open("ab") as file:
             file.write(orjson.dumps(finite(dict(line))) + b"\n")
         flush(self._path)
+        if self._appended is not None:
+            self._appended(self._path)
 
 
 def finite(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from kitestring_trainer.commits import CommittedRollout, StepCommit
 from kitestring_trainer.errors import RunFailedError
+from kitestring_trainer.incarnations import SUPERSEDED
 from kitestring_trainer.plan import StepPlan
 from kitestring_trainer.queue.proofs import Proof
 from kitestring_trainer.queue.rollouts import Restored
@@ -36,14 +37,15 @@ class Remains:
 def remains(plan: StepPlan, proofs: Iterable[Proof], accepted: Callable[[str], bool] | None, tries: Tries) -> Remains:
     """Replay the proven attempts of a plan that was not committed, in the order in which they were opened.
 
-    Only attempts all of whose tokens come from `accepted` policy versions count (None: any).
+    Only attempts all of whose tokens come from `accepted` policy versions count (None: any). One that was ended because
+    its trainer was gone had no end of its own: it is left out.
     """
     planned = set(plan.rollouts)
     endings: dict[str, list[tuple[Proof, Ending]]] = defaultdict(list)
     superseded: list[str] = []
     # Attempt ids are UUIDv7: their order is the order of time.
     for proof in sorted(proofs, key=lambda proof: proof.attempt):
-        if proof.end.rollout not in planned:
+        if proof.end.rollout not in planned or proof.end.reason == SUPERSEDED:
             continue
         if accepted is not None and stale_version(proof.calls, accepted) is not None:
             superseded.append(proof.attempt)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from kitestring_api.names import MODE_TRAIN, MODE_VALIDATION_SAMPLED, REASON_STEPS_SKIPPED
@@ -22,6 +23,7 @@ from kitestring_trainer.checkpoints import Checkpoints, export_due
 from kitestring_trainer.commits import StepCommit
 from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.errors import RunFailedError
+from kitestring_trainer.goal import StepGoal
 from kitestring_trainer.incarnations import Incarnation, policy_version, same_weights
 from kitestring_trainer.learner import PushedWeights, StepBatch, UpdateMetrics
 from kitestring_trainer.learners import weights_dtype
@@ -63,8 +65,11 @@ class Parts:
     board: StatusBoard
     metrics: MetricsFile
     checkpoints: Checkpoints
+    goal: StepGoal
     train_tasks: TaskSet
     validation_tasks: TaskSet | None
+    state_saved: Callable[[Path, int], None]
+    """What happens with a resumable state besides lying in its folder."""
     history: Sequence[Incarnation]
     """All starts of the run, this one last."""
 
@@ -123,10 +128,15 @@ class StepRunner:
         """Take up what earlier incarnations left, and start what needs no weights of ours. Before the learner runs."""
         self._recall()
         start = self._incarnation.resumed_step
-        self._parts.board.update(incarnation=self._incarnation.number, step=start)
+        self._parts.board.update(
+            incarnation=self._incarnation.number,
+            step=start,
+            made_step=start,
+            checkpoint=self._parts.checkpoints.latest,
+        )
         if self._parts.servers is None:
             self._catch_up(start)
-        elif len(self._parts.history) == 1 and validation_due(0, self._spec.steps, self._spec.validation):
+        elif len(self._parts.history) == 1 and validation_due(0, self.steps, self._spec.validation):
             # The policy servers serve the initial model already: this needs no learner, whose start takes long.
             self._early = _in_thread(partial(self._validate_between, 0))
 
@@ -163,12 +173,19 @@ class StepRunner:
             self._parts.metrics.append({"step": step, "skipped": not commit.counted, **figures})
             self.totals.tokens += figures["prompt_tokens"] + figures["completion_tokens"]
             self._publish()
-        if validation_due(step, self._spec.steps, self._spec.validation):
+        if validation_due(step, self.steps, self._spec.validation):
             self._validate_between(step)
         if step not in {exported.step for exported in self._parts.checkpoints.index.exported}:
-            self._export(step, degraded=False)
+            self._export(step, self.steps, degraded=False)
 
     # --- StepSource ---
+
+    @property
+    def steps(self) -> int:
+        return self._parts.goal.steps
+
+    def state_saved(self, step: int, folder: Path) -> None:
+        self._parts.state_saved(folder, step)
 
     def step_batch(self, step: int) -> StepBatch:
         """Have the rollouts of `step` run, commit them, and make its batch."""
@@ -214,7 +231,7 @@ class StepRunner:
         first = self._version is None
         version = policy_version(self._incarnation.number, weights.version)
         self._parts.board.update(phase="Starting" if first else "PushingWeights")
-        self._parts.queue.call(self._parts.servers.push(weights.path, version))
+        self._parts.queue.call_or_fail(self._parts.servers.push(weights.path, version))
         self._weights = weights
         self._version = version
         self._accepted = same_weights(self._parts.history) if first else frozenset([version])
@@ -227,6 +244,7 @@ class StepRunner:
         """Validate, export, and write the step's figures down."""
         self._clock.lap("push" if self._parts.servers is not None else "update")
         self.made_step = step
+        last = self._parts.goal.settle(step)
         problem = self._agreement.note(step, metrics.agreement)
         degraded = self._agreement.degraded
         if problem is not None:
@@ -236,12 +254,15 @@ class StepRunner:
             message=problem,
             kl=metrics.agreement.kl_k3,
             correlation=metrics.agreement.correlation,
+            made_step=step,
+            last_step_unix=time.time(),
         )
+        steps = step if last else self.steps
         results: list[ValidationResult] = []
-        if validation_due(step, self._spec.steps, self._spec.validation):
+        if validation_due(step, steps, self._spec.validation):
             results = self._validate(step)
             self._clock.lap("validation")
-        self._export(step, degraded=degraded)
+        self._export(step, steps, degraded=degraded)
         return self._write_down(step, metrics, results)
 
     # --- samples ---
@@ -333,19 +354,19 @@ class StepRunner:
         self._plans.commit(ended, result)
         return result
 
-    def _export(self, step: int, *, degraded: bool) -> None:
+    def _export(self, step: int, steps: int, *, degraded: bool) -> None:
         """Export the model when that is due, or when it is the best by validation so far."""
-        if self._weights is None or step == 0:
+        if self._weights is None or self._version is None or step == 0:
             return
         reward = next(
             (r.reward for r in self.totals.validation if r.step == step and r.mode == MODE_VALIDATION_SAMPLED), None
         )
         checkpoints = self._parts.checkpoints
         best = not degraded and checkpoints.is_better(reward)
-        if not best and not export_due(step, self._spec.steps, self._spec.checkpoints.every):
+        if not best and not export_due(step, steps, self._spec.checkpoints.every):
             return
-        folder = checkpoints.export(step, self._weights.path, reward, is_best=best)
-        self._parts.board.update(checkpoint=str(folder))
+        checkpoints.export(step, self._weights.path, reward, version=self._version, is_best=best)
+        self._parts.board.update(checkpoint=checkpoints.latest)
         self._clock.lap("export")
 
     # --- figures ---
@@ -389,7 +410,7 @@ class StepRunner:
         assert self._first_began is not None
         per_step = (time.monotonic() - self._first_began) / (step - self._incarnation.resumed_step)
         self._parts.board.update(
-            tokens_per_second=line["tokens_per_second"], eta_seconds=(self._spec.steps - step) * per_step
+            tokens_per_second=line["tokens_per_second"], eta_seconds=max(0, self.steps - step) * per_step
         )
         return {
             f"rollout/{key}": float(value)

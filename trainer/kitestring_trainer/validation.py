@@ -18,7 +18,7 @@ def validation_due(step: int, steps: int, rules: Validation) -> bool:
     """Whether the policy is validated after `step` of `steps`; step 0 is before the first."""
     if step == 0:
         return rules.before
-    if step == steps:
+    if step >= steps:
         return rules.after
     return rules.every > 0 and step % rules.every == 0
 

@@ -63,6 +63,26 @@ class PolicyServers:
             self._served = (folder, version)
             await asyncio.gather(*(self._gateways.release(url, self._policy, version) for url in self._gateways.urls))
 
+    async def join(self, url: str) -> None:
+        """Have one more server serve the current weights; from then on it gets every version.
+
+        Raises ServerUnreachableError when it cannot yet, RunFailedError when it refuses.
+        """
+        while True:
+            served = self._served
+            if served is None:
+                await self._ask("GET", url, "/weight_info")
+            elif await self._reported(url) != served[1]:
+                await self._load_once(url, *served)
+            async with self._changing:
+                if self._served == served:  # else another version was pushed meanwhile, and not to this server
+                    self._urls = (*(known for known in self._urls if known != url), url)
+                    return
+
+    def leave(self, url: str) -> None:
+        """The server gets no version any more."""
+        self._urls = tuple(known for known in self._urls if known != url)
+
     async def watch(self, every_seconds: float) -> None:
         """Bring a server that was restarted, and serves other weights than the last pushed ones, back to them."""
         while True:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kitestring_api.names import EXIT_USER
+from kitestring_api.names import EXIT_OK, EXIT_STOPPED, EXIT_USER
 from kitestring_cli.descendants import become_subreaper, kill_descendants
 from kitestring_cli.parent_watch import ENV_PARENT_FD
 
@@ -138,14 +138,15 @@ class Supervisor:
     def poll(self) -> list[str]:
         """Look after the children: restart crashed ones that may be; returns what happened, a line each.
 
-        Raises PartFailedError for one that may not be restarted. A child that ended with 0 is forgotten.
+        Raises PartFailedError for one that may not be restarted. A child that ended with 0, or because it was asked to,
+        is forgotten.
         """
         events: list[str] = []
         for name, running in list(self._running.items()):
             code = running.process.poll()
             if code is None:
                 continue
-            if code == 0:
+            if code in (EXIT_OK, EXIT_STOPPED):
                 del self._running[name]
                 continue
             if code == EXIT_USER or not running.part.restartable or running.restarts >= RESTARTS:
@@ -158,7 +159,7 @@ class Supervisor:
         return events
 
     def ended(self, name: str) -> bool:
-        """Whether the part ended with exit code 0 (any other raises in `poll`)."""
+        """Whether the part ended well (anything else raises in `poll`)."""
         return name not in self._running
 
     def terminate(self, name: str) -> None:

@@ -148,6 +148,13 @@ class ReleasePolicy(Message):
     version: str = Field(description="the policy version now served: `{incarnation}.{push}`")
 
 
+class PolicyServerList(Message):
+    """PUT /admin/v1/policies/{policy}/servers: from now on calls go to these; answered with the same. Calls in flight
+    at another one end there."""
+
+    servers: tuple[str, ...] = Field(min_length=1, description="base URLs without /v1")
+
+
 class GatewayStatus(Message):
     epoch: str
     draining: bool

@@ -39,7 +39,9 @@ class RunStatus(Message):
     reason: str | None = None
     message: str | None = None
     step: int = Field(description="the step being made, from 1; 0 before the first")
-    steps: int
+    made_step: int = Field(default=0, description="the last step whose updates are made and served")
+    last_step_unix: float | None = Field(default=None, description="seconds; when this process last made a step")
+    steps: int = Field(description="the last step to be made, as wanted now")
     incarnation: int
     policy_version: str | None = None
     reward: float | None = Field(default=None, description="mean reward of the last committed step")

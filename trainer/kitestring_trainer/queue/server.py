@@ -25,6 +25,7 @@ from kitestring_rollout.protocol.queue import (
     WantedRollouts,
 )
 from kitestring_rollout.protocol.run_status import RunStatus
+from kitestring_trainer.live import LiveChange, LiveRefusedError, LiveState
 from kitestring_trainer.queue.executors import credential_for, image_of, resources_of, rollout_of
 from kitestring_trainer.queue.service import QueueClosedError, RolloutQueue
 from kitestring_trainer.queue.state import AttemptClosedError, LeaseGoneError
@@ -43,9 +44,17 @@ _ROLLOUT = web.RequestKey("rollout", str)
 class QueueServer:
     """The aiohttp application of one RolloutQueue."""
 
-    def __init__(self, queue: RolloutQueue, status: Callable[[], RunStatus], credential: str) -> None:
+    def __init__(
+        self,
+        queue: RolloutQueue,
+        status: Callable[[], RunStatus],
+        credential: str,
+        change: Callable[[LiveChange], LiveState],
+    ) -> None:
+        """`change` applies what may change while the run goes on; raises LiveRefusedError."""
         self._queue = queue
         self._status = status
+        self._change = change
         self._credential = credential
         self.rejected = 0
         """Requests without the credential."""
@@ -59,6 +68,7 @@ class QueueServer:
         app.router.add_get(names.ROUTE_QUEUE_WANTED, self._wanted)
         app.router.add_post(names.ROUTE_QUEUE_LOST, self._lost)
         app.router.add_get(names.ROUTE_RUN_STATUS, self._run_status)
+        app.router.add_put(names.ROUTE_RUN_LIVE, self._live)
         return app
 
     @web.middleware
@@ -98,6 +108,11 @@ class QueueServer:
         return lease is not None and self._queue.rollout_of_lease(lease) in (rollout, None)
 
     async def _health(self, _: web.Request) -> web.Response:
+        """200 while rollouts can be leased; whether there are any now is another matter."""
+        try:
+            await self._queue.lease("health", capacity=0, wait_seconds=0.0)
+        except QueueClosedError:
+            return _problem(503, "RunEnded", "the run has ended")
         return web.Response(text="ok\n")
 
     async def _lease(self, request: web.Request) -> web.Response:
@@ -148,6 +163,13 @@ class QueueServer:
 
     async def _run_status(self, _: web.Request) -> web.Response:
         return _answer(self._status())
+
+    async def _live(self, request: web.Request) -> web.Response:
+        change = await _read(request, LiveChange)
+        try:
+            return _answer(self._change(change))
+        except LiveRefusedError as error:
+            return _problem(409, error.reason, str(error))
 
 
 async def _read(request: web.Request, body: type[Body]) -> Body:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,14 +17,18 @@ from aiohttp import web
 
 from kitestring_rollout.protocol.run_status import RunStatus
 from kitestring_trainer.errors import UserMistakeError
+from kitestring_trainer.live import Change, no_change
 from kitestring_trainer.queue.closing import Scorer
 from kitestring_trainer.queue.gateways import Gateways, GatewayTimes
+from kitestring_trainer.queue.leftovers import end_leftovers
 from kitestring_trainer.queue.proofs import ProofSource, ProofWatch
 from kitestring_trainer.queue.rollouts import QueueRules
 from kitestring_trainer.queue.server import QueueServer
 from kitestring_trainer.queue.service import RolloutQueue
 
 logger = logging.getLogger(__name__)
+SWEPT_SECONDS = 1.0
+"""How long a start waits for gateways to say what they hold."""
 Answer = TypeVar("Answer")
 
 
@@ -43,15 +48,23 @@ class QueueThread:
     """Owns the loop in which the RolloutQueue lives. `start` before anything else, `close` on every way out."""
 
     def __init__(
-        self, settings: QueueSettings, score: Scorer, proofs: ProofSource, status: Callable[[], RunStatus]
+        self,
+        settings: QueueSettings,
+        score: Scorer,
+        proofs: ProofSource,
+        status: Callable[[], RunStatus],
+        change: Change = no_change,
     ) -> None:
+        """`status` and `change` answer the routes of the run; both are called in the queue's loop."""
         self._settings = settings
+        self._change = change
         self._score = score
         self._proofs = proofs
         self._status = status
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="queue", daemon=True)
         self._runner: web.AppRunner | None = None
+        self._failed: Future[None] = Future()
         self.session: aiohttp.ClientSession
         self.gateways: Gateways
         self.queue: RolloutQueue
@@ -65,12 +78,43 @@ class QueueThread:
         """Run `work` in the queue's loop and wait for it, from any other thread."""
         return self.submit(work).result()
 
+    def call_or_fail(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """The same for work that may take long: `fail` cancels it, and its error is raised here."""
+        future = self.submit(work)
+        either: set[Future[Any]] = {future, self._failed}
+        wait(either, return_when=FIRST_COMPLETED)
+        if not future.done():
+            future.cancel()
+            self._failed.result()
+        return future.result()
+
     def submit(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def fail(self, error: BaseException) -> None:
         """End every plan in progress, and every later one, with this error. From any thread or a signal handler."""
-        self._loop.call_soon_threadsafe(self.queue.fail, error)
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.queue.fail(error)
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def end_leftovers(self) -> None:
+        """Begin to end what earlier processes of the run left open at the gateways; none opens an attempt before it has
+        said what it holds. Those that cannot be reached now are left to themselves after a moment."""
+        self.call(self._end_leftovers())
+
+    async def _end_leftovers(self) -> None:
+        self.sweep()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.gateways.all_swept.wait(), SWEPT_SECONDS)
+
+    def sweep(self) -> None:
+        """In the loop: the same for gateways that are new."""
+        urls = self.gateways.shut_unswept()
+        if urls:
+            self.queue.spawn(end_leftovers(self.gateways, self._settings.rules.run, urls))
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the queue closes; an error in it ends every plan."""
@@ -93,7 +137,7 @@ class QueueThread:
         times = GatewayTimes(gone_after=settings.gateway_gone_seconds)
         self.gateways = Gateways(settings.gateways, settings.gateway_credential, self.session, times)
         self.queue = RolloutQueue(settings.rules, self.gateways, self._score, self._watch)
-        server = QueueServer(self.queue, self._status, settings.credential)
+        server = QueueServer(self.queue, self._status, settings.credential, self._change)
         # Without cancellation a worker that went away while it waited would still be given a lease.
         runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=5.0)
         self._runner = runner

@@ -39,6 +39,7 @@ from kitestring_trainer.verl_backend.states import save_state, saved_at_the_end,
 from kitestring_trainer.verl_backend.worker import PolicyWorker
 
 PARTITION = "train"
+NO_LAST_STEP = 2**31 - 1
 FORWARD_FIELDS = ["input_ids", "position_ids", "loss_mask"]
 UPDATE_FIELDS = [*FORWARD_FIELDS, "advantages", "old_log_probs"]
 
@@ -104,9 +105,13 @@ class ExternalTrainer(trainer_base.PPOTrainer):
         return _StepBuffer(self)
 
     def _init_dataloader(self) -> None:
-        """No data set: tasks are the queue's. What verl derives from one is set here."""
-        self.total_training_steps = self.settings.total_steps
-        self.steps_per_epoch = self.settings.total_steps + 1
+        """No data set: tasks are the queue's. What verl derives from one is set here.
+
+        verl looks at the number of steps as a step begins, and ours may change in its midst: verl's is a number that no
+        run reaches, until the last step is over.
+        """
+        self.total_training_steps = NO_LAST_STEP
+        self.steps_per_epoch = NO_LAST_STEP + 1
         with open_dict(self.config):
             self.config.actor_rollout_ref.actor.optim.total_training_steps = self.settings.total_steps
 
@@ -133,6 +138,12 @@ class ExternalTrainer(trainer_base.PPOTrainer):
         folders.drop_later(self.settings.checkpoints, "state-", done)
         self._saved_step = done
         self._push(done)
+        self._end_after(done)
+
+    def _end_after(self, step: int) -> None:
+        """Have verl's loop end if `step` was the last."""
+        if step >= self.feed.source.steps:
+            self.total_training_steps = step
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -300,10 +311,13 @@ class ExternalTrainer(trainer_base.PPOTrainer):
     def _save(self, step: int) -> None:
         """Write a resumable state of the present weights, which are those after `step`."""
         if step > self._saved_step:
-            save_state(self.settings, step, self.actor_rollout_wg.save_checkpoint)
+            folder = save_state(self.settings, step, self.actor_rollout_wg.save_checkpoint)
             self._saved_step = step
+            self.feed.source.state_saved(step, folder)
 
     def on_step_end(self) -> None:
+        if self.global_steps >= self.feed.source.steps:
+            self._save(self.global_steps)
         started = time.perf_counter()
         self._push(self.global_steps)
         self._current().push_seconds = time.perf_counter() - started
@@ -334,6 +348,7 @@ class ExternalTrainer(trainer_base.PPOTrainer):
         with saved_at_the_end(partial(self._save, global_steps)):
             metrics.update(self.feed.source.step_finished(global_steps, done) or {})
         self._step = None
+        self._end_after(global_steps)
 
     def _current(self) -> _Step:
         if self._step is None:
