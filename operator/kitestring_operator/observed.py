@@ -97,6 +97,10 @@ class Observed:
     missing: tuple[MissingReference, ...] = ()
     workload: Manifest | None = None
     """Kueue's Workload of the run."""
+    unsupported: tuple[str, ...] = ()
+    """Those of `problems` that another version may carry out (kitestring_api.unsupported)."""
+    trainer_log: str = ""
+    """Last lines of the newest trainer that ended badly, where its pod is still there."""
 
     @property
     def name(self) -> str:

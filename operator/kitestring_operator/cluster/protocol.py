@@ -11,13 +11,13 @@ Propagation = Literal["Background", "Foreground"]
 
 
 class Cluster(Protocol):
-    """Requests to an API server. Each may raise an error of `cluster.errors`; writes without the lease: NotLeadingError.
+    """Requests to an API server. Each may raise one of `cluster.errors`; a write without the lease, NotLeadingError.
 
     Objects come back whole, `metadata.managedFields` left out.
     """
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply under the operator's field manager; takes fields over from others, creates what is absent."""
+        """Server-side apply under our field manager: takes fields over from others, creates what is absent."""
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:

@@ -1,0 +1,54 @@
+"""Whether a run can be carried out at all, and if not, what its user is told. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kitestring_api import names
+from kitestring_operator.observed import MissingReference, Observed
+
+MESSAGE_LENGTH: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a run is not carried out: a reason of names.REASON_*, and what a reader is told."""
+
+    reason: str
+    message: str
+    may_mend_itself: bool = False
+    """Whether what is missing may come without an event that the operator hears of."""
+
+
+def refusal(observed: Observed) -> Refusal | None:
+    """What stands in the way, the user's own mistakes first; None: nothing."""
+    mistakes = [line for line in observed.problems if line not in observed.unsupported]
+    if mistakes:
+        return Refusal(names.REASON_INVALID_SPEC, _lines(mistakes))
+    if observed.unsupported:
+        return Refusal(names.REASON_NOT_SUPPORTED, _lines(list(observed.unsupported)))
+    if observed.spec is not None and observed.pool is None:
+        name = observed.spec.rollouts.pool_ref.name
+        return Refusal(
+            names.REASON_POOL_NOT_FOUND,
+            f"spec.rollouts.poolRef: there is no RolloutPool {name} in namespace {observed.namespace}; create it, or "
+            "name another",
+        )
+    if observed.missing:
+        return Refusal(names.REASON_REFERENCE_NOT_FOUND, _lines([_said(entry) for entry in observed.missing]), True)
+    return None
+
+
+def _said(missing: MissingReference) -> str:
+    what = f"{missing.kind} {missing.name}"
+    if missing.kind == names.KIND_TRAINING_RUN:
+        return f"{missing.field}: {what} has no checkpoint yet; wait for it, or name another run"
+    if missing.key is not None:
+        return f"{missing.field}: {what} has no key {missing.key}; add it, or correct the name"
+    return f"{missing.field}: there is no {what} in the namespace; create it, or correct the name"
+
+
+def _lines(lines: list[str]) -> str:
+    text = "\n".join(lines)
+    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 2] + " …"

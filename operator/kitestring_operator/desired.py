@@ -1,0 +1,219 @@
+"""The one decision of the operator: from what is observed of a run to what is to be. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from kitestring_api import names
+from kitestring_api.errors import UserMistakeError
+from kitestring_operator import identity, parts, rollouts
+from kitestring_operator.acceptance import Refusal, refusal
+from kitestring_operator.lifecycle import Course, course, seconds_left
+from kitestring_operator.observed import (
+    Desired,
+    GeneratedSecret,
+    LostRollout,
+    Manifest,
+    ObjectRef,
+    Observed,
+    RunContext,
+    WantedRollout,
+)
+from kitestring_operator.parts import configs, credentials, pod
+from kitestring_operator.parts.storage import storage_target
+from kitestring_operator.pods import is_owned_by, parse_time
+from kitestring_operator.queueing import gate
+from kitestring_operator.rollouts.rollout_jobs import has_ended
+from kitestring_operator.rollouts.rollout_jobs import refusal as unfit
+from kitestring_operator.run_report import RunReport
+from kitestring_operator.settings import Settings
+from kitestring_operator.status import events_of, status_of
+from kitestring_operator.stopping import is_rollout_job, stopped, superfluous, with_secret
+
+
+def desired(settings: Settings, observed: Observed) -> Desired:
+    """What is to be of a run. From the same observations always the same."""
+    if observed.is_deleted or is_of_others(observed):
+        return Desired(status=observed.status)
+    stands, open_gate = refusal(observed), gate(observed)
+    way = course(observed, stands, open_gate)
+    made = _Made()
+    if stands is None and not way.phase.is_final:
+        try:
+            made = _made(settings, observed, way)
+        except UserMistakeError as error:
+            stands = Refusal(names.REASON_INVALID_SPEC, str(error))
+            way = course(observed, stands, open_gate)
+    report = None if observed.trainer is None else RunReport.model_validate(observed.trainer.status)
+    status = status_of(observed, way, stands, open_gate, report)
+    if not way.wants_parts:
+        deletions = [] if way.holds_back else stopped(observed, way)
+        return Desired(
+            status=status,
+            deletions=tuple(deletions + _expired(observed, way)),
+            events=events_of(observed, status),
+            requeue_seconds=_look_again(observed, way),
+        )
+    return Desired(
+        status=status,
+        objects=made.objects,
+        generated_secrets=made.generated_secrets,
+        deletions=(*superfluous(observed, made.objects), *made.deletions),
+        events=events_of(observed, status),
+        live=made.live if report is not None else None,
+        lost=made.lost,
+        requeue_seconds=_look_again(observed, way),
+    )
+
+
+def is_of_others(observed: Observed) -> bool:
+    """Whether another controller carries the run out."""
+    return bool((observed.run.get("spec") or {}).get("managedBy"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a running run consists of."""
+
+    objects: tuple[Manifest, ...] = ()
+    generated_secrets: tuple[GeneratedSecret, ...] = ()
+    deletions: tuple[ObjectRef, ...] = ()
+    live: dict[str, Any] | None = None
+    lost: tuple[LostRollout, ...] = ()
+
+
+def run_context(settings: Settings, observed: Observed, trainer_number: int) -> RunContext:
+    """Raises UserMistakeError where the run has no storage."""
+    assert observed.spec is not None and observed.pool is not None, "a run that is accepted has both"
+    return RunContext(
+        settings=settings,
+        name=observed.name,
+        namespace=observed.namespace,
+        uid=observed.uid,
+        run_id=identity.run_id(observed.name, observed.uid),
+        spec=observed.spec,
+        pool=observed.pool.spec,
+        pool_name=observed.pool.metadata.name,
+        trainer_number=trainer_number,
+        storage=storage_target(settings, observed.name, observed.uid, observed.spec),
+        checkpoints=observed.checkpoints or {},
+    )
+
+
+def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
+    context = run_context(settings, observed, way.trainer_number)
+    objects = [_stamped(item, way) if _is_trainer_job(item) else item for item in parts.run_objects(context)]
+    if not way.may_start_trainer:
+        objects = [item for item in objects if not _is_trainer_job(item) or _is_there(observed, item)]
+    objects += rollouts.worker_objects(context)
+    apart = _Apart()
+    if context.pool.isolation == "Job":
+        apart = _rollout_jobs(context, observed)
+    return _Made(
+        objects=(*objects, *apart.objects),
+        generated_secrets=(credentials.generated_secret(observed.name),),
+        deletions=tuple(apart.deletions),
+        live=_live(context),
+        lost=tuple(apart.lost),
+    )
+
+
+def _stamped(item: Manifest, way: Course) -> Manifest:
+    """A trainer Job says which one it is and what went before, so that no memory is needed."""
+    before = way.restarts if way.trainer is None or way.end is not None else way.trainer.restarts_before
+    stamps = {names.ANNOTATION_TRAINER_NUMBER: str(way.trainer_number), names.ANNOTATION_RESTARTS: str(before)}
+    metadata = item["metadata"]
+    return identity.with_spec_hash(item | {"metadata": metadata | {"annotations": metadata["annotations"] | stamps}})
+
+
+def _is_trainer_job(item: Manifest) -> bool:
+    labels = item["metadata"]["labels"]
+    return item["kind"] == "Job" and bool(labels.get(names.LABEL_COMPONENT) == names.COMPONENT_TRAINER)
+
+
+def _is_there(observed: Observed, item: Manifest) -> bool:
+    name = item["metadata"]["name"]
+    return any(job["metadata"]["name"] == name for job in observed.of_kind("Job"))
+
+
+# --- Rollouts with a Job of their own -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    objects: tuple[Manifest, ...] = ()
+    deletions: tuple[ObjectRef, ...] = ()
+    lost: tuple[LostRollout, ...] = ()
+
+
+def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
+    """Jobs that have ended go, once the queue knows; for the rollouts that wait, new ones up to `replicas` at once."""
+    pods = observed.of_kind("Pod")
+    over: list[Manifest] = []
+    going: list[Manifest] = []
+    lost: list[LostRollout] = []
+    for job in observed.of_kind("Job"):
+        if not is_rollout_job(job):
+            continue
+        end = rollouts.outcome(job, [item for item in pods if is_owned_by(item, job["metadata"]["uid"])])
+        if end is not None:
+            lost.append(end)
+        (over if end is not None or has_ended(job) else going).append(job)
+    wanted, refused = _to_start(context, observed, going, over)
+    objects = [identity.with_spec_hash(item) for entry in wanted for item in rollouts.rollout_job(context, entry)]
+    return _Apart(tuple(objects), tuple(with_secret(observed, over)), (*lost, *refused))
+
+
+def _to_start(
+    context: RunContext, observed: Observed, going: list[Manifest], over: list[Manifest]
+) -> tuple[list[WantedRollout], list[LostRollout]]:
+    known = {job["metadata"]["name"] for job in (*going, *over)}
+    start: list[WantedRollout] = []
+    refused: list[LostRollout] = []
+    for entry in observed.wanted:
+        if identity.rollout_job_name(context.name, entry.rollout, entry.number) in known:
+            continue
+        why = unfit(context.pool, entry)
+        if why is not None:
+            refused.append(LostRollout(entry.rollout, entry.number, names.CLASS_INVALID_TASK, why))
+        elif len(going) + len(start) < context.pool.replicas:
+            start.append(entry)
+    return start, refused
+
+
+# --- What else follows --------------------------------------------------------------------------------------------
+
+
+def _live(context: RunContext) -> dict[str, Any]:
+    """Body of PUT /run/v1/live."""
+    gateway = identity.gateway_name(context.name)
+    return {
+        "steps": context.spec.steps,
+        "policy_servers": [
+            url for policy in context.spec.trained_policies for url in configs.policy_server_urls(context, policy.name)
+        ],
+        "gateways": pod.pod_urls(context, gateway, context.spec.gateway.replicas, names.PORT_GATEWAY_ADMIN),
+    }
+
+
+def _ttl_left(observed: Observed, way: Course) -> float | None:
+    """Seconds until the resource itself goes; None: never, or not yet known."""
+    completed = parse_time(observed.status.get("completionTime"))
+    if observed.spec is None or not way.phase.is_final or completed is None:
+        return None
+    seconds = observed.spec.ttl_seconds_after_finished
+    return None if seconds is None else (completed + timedelta(seconds=seconds) - observed.now).total_seconds()
+
+
+def _expired(observed: Observed, way: Course) -> list[ObjectRef]:
+    left = _ttl_left(observed, way)
+    return [ObjectRef.of(observed.run)] if left is not None and left <= 0 else []
+
+
+def _look_again(observed: Observed, way: Course) -> float | None:
+    """When something falls due that no event tells of."""
+    times = (way.look_again_seconds, seconds_left(observed, way.phase), _ttl_left(observed, way))
+    known = [max(time, 0.0) for time in times if time is not None]
+    return min(known) if known else None

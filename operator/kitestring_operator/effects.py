@@ -1,0 +1,211 @@
+"""Carrying out what was decided: the requests to the cluster and to the trainer, in an order that may stop anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kitestring_api import names
+from kitestring_operator import identity
+from kitestring_operator.changes import Apply, Occupied, Resize, changes
+from kitestring_operator.cluster.cache import ObjectCache
+from kitestring_operator.cluster.errors import AlreadyExistsError, ForbiddenError, RefusedError
+from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.cluster.protocol import Cluster
+from kitestring_operator.events import Events
+from kitestring_operator.memory import RunMemory
+from kitestring_operator.metrics import Metrics
+from kitestring_operator.observed import Desired, Event, GeneratedSecret, Manifest, ObjectRef, Observed
+from kitestring_operator.pods import controller_uid
+from kitestring_operator.rate import TokenBucket
+from kitestring_operator.status import is_urgent
+from kitestring_operator.stopping import is_rollout_job
+from kitestring_operator.trainer_client import TrainerRefusedError, TrainerSilentError
+from kitestring_operator.trainers import Trainers
+
+STATUS_SECONDS: Final = 1.0
+"""Between two writes of the status of a run."""
+COUNTERS_SECONDS: Final = 5.0
+"""The same, where only counters have changed."""
+OCCUPIED_SECONDS: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Effects:
+    """Carries decisions out."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: ObjectCache,
+        *,
+        events: Events,
+        trainers: Trainers,
+        jobs: TokenBucket,
+        metrics: Metrics,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._events = events
+        self._trainers = trainers
+        self._jobs = jobs
+        self._metrics = metrics
+
+    async def carry_out(self, observed: Observed, decision: Desired, memory: RunMemory) -> float | None:
+        """Seconds after which to look again, if anything waits. Raises what the cluster answers.
+
+        What the API server refuses for good is remembered, so that the next decision tells the user.
+        """
+        waits = [decision.requeue_seconds]
+        try:
+            waits.append(await self._make(observed, decision))
+        except RefusedError as error:
+            memory.refused = (generations(observed), str(error))
+            return 0.0
+        except ForbiddenError as error:
+            await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(error)))
+            raise
+        told = await self._tell(observed, decision, memory)
+        await self._delete(decision.deletions, keep_rollouts=not told)
+        waits.append(await self._write_status(observed, decision, memory))
+        known = [wait for wait in waits if wait is not None]
+        return min(known) if known else None
+
+    # --- Objects --------------------------------------------------------------------------------------------------
+
+    async def _make(self, observed: Observed, decision: Desired) -> float | None:
+        for secret in decision.generated_secrets:
+            if not await self._generate(observed, secret):
+                return OCCUPIED_SECONDS
+        wait = None
+        for change in changes(decision.objects, self._cache.get, observed.uid):
+            match change:
+                case Apply(manifest, is_new):
+                    is_rollouts = is_new and manifest["kind"] == "Secret" and _is_of_rollout(manifest)
+                    if is_rollouts and not self._jobs.take():
+                        return self._jobs.wait_seconds()
+                    if not await self._apply(observed, manifest, is_new=is_new):
+                        wait = OCCUPIED_SECONDS
+                case Resize(ref, patch):
+                    self._saw(await self._cluster.patch(ref, patch))
+                case Occupied(ref):
+                    log.info("%s %s/%s belongs to something else; waiting", ref.kind, ref.namespace, ref.name)
+                    wait = OCCUPIED_SECONDS
+        return wait
+
+    async def _apply(self, observed: Observed, manifest: Manifest, *, is_new: bool) -> bool:
+        """Whether the name was free or the object ours."""
+        if is_new:
+            # what does not carry our labels was never seen, and must not be taken over
+            there = await self._cluster.get(ObjectRef.of(manifest))
+            if there is not None and controller_uid(there) != observed.uid:
+                return False
+        self._saw(await self._cluster.apply(manifest))
+        if is_new and is_rollout_job(manifest):
+            self._metrics.rollout_jobs.inc()
+        return True
+
+    async def _generate(self, observed: Observed, secret: GeneratedSecret) -> bool:
+        """Make the Secret, or add the keys that it lacks; whether it is ours. Values that are there stay."""
+        metadata = identity.metadata(observed, secret.name)
+        # the digest of the names of its keys: nothing need be read to know that all are there
+        empty = {"metadata": {}, "keys": sorted(secret.keys)}
+        metadata["annotations"] = {names.ANNOTATION_SPEC_HASH: identity.spec_hash(empty)}
+        ref = KINDS["Secret"].ref(observed.namespace, secret.name)
+        known = self._cache.get(ref)
+        if known is not None and controller_uid(known) == observed.uid:
+            annotations = known["metadata"].get("annotations") or {}
+            if annotations.get(names.ANNOTATION_SPEC_HASH) == metadata["annotations"][names.ANNOTATION_SPEC_HASH]:
+                return True
+        manifest: Manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+        try:
+            self._saw(await self._cluster.create(manifest | {"data": _random(secret, secret.keys)}))
+            return True
+        except AlreadyExistsError:
+            there = await self._cluster.get(ref)
+        if there is None or controller_uid(there) != observed.uid:
+            return False
+        lacking = secret.keys.keys() - (there.get("data") or {}).keys()
+        patch = {"metadata": {"annotations": metadata["annotations"]}, "data": _random(secret, lacking)}
+        self._saw(await self._cluster.patch(ref, patch))
+        return True
+
+    async def _delete(self, deletions: Sequence[ObjectRef], *, keep_rollouts: bool) -> None:
+        for ref in deletions:
+            known = self._cache.get(ref)
+            if known is None or (keep_rollouts and _is_of_rollout(known)):
+                continue
+            uid = known["metadata"]["uid"]
+            await self._cluster.delete(ref, uid=uid)
+            self._cache.mark_deleted(ref, uid)
+
+    def _saw(self, manifest: Manifest | None) -> None:
+        if manifest is not None:
+            self._cache.observe(manifest)
+
+    # --- The trainer ----------------------------------------------------------------------------------------------
+
+    async def _tell(self, observed: Observed, decision: Desired, memory: RunMemory) -> bool:
+        """Tell the trainer what it must know. Whether it knows all about lost rollouts."""
+        if decision.live is not None and memory.trainer is not None and memory.trainer.live != decision.live:
+            try:
+                await self._trainers.change(observed, memory, decision.live)
+                memory.trainer.live = decision.live
+            except TrainerSilentError as error:
+                log.info("%s", error)
+            except TrainerRefusedError as error:
+                memory.trainer.live = decision.live  # the same words would be refused again
+                await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(error)[:1024]))
+        told = True
+        memory.told_lost &= {(lost.rollout, lost.number) for lost in decision.lost}
+        for lost in decision.lost:
+            if (lost.rollout, lost.number) in memory.told_lost:
+                continue
+            try:
+                await self._trainers.lost(observed, memory, lost)
+            except TrainerSilentError as error:
+                log.info("%s", error)
+                told = False
+                continue
+            except TrainerRefusedError as error:
+                log.info("%s", error)  # it knows no such rollout: a trainer that started since
+            memory.told_lost.add((lost.rollout, lost.number))
+        return told
+
+    # --- Status ---------------------------------------------------------------------------------------------------
+
+    async def _write_status(self, observed: Observed, decision: Desired, memory: RunMemory) -> float | None:
+        if decision.status == observed.status:
+            return None
+        now = asyncio.get_running_loop().time()
+        if memory.status_written_at is not None:
+            quiet = STATUS_SECONDS if is_urgent(observed.status, decision.status) else COUNTERS_SECONDS
+            left = memory.status_written_at + quiet - now
+            if left > 0:
+                return left
+        memory.status_written_at = now
+        written = await self._cluster.patch_status(ObjectRef.of(observed.run), observed.uid, decision.status)
+        self._saw(written)
+        if written is not None:
+            for event in decision.events:
+                await self._events.say(observed.run, event)
+        return None
+
+
+def generations(observed: Observed) -> tuple[int, int]:
+    """Of run and pool: what was asked for."""
+    pool = 0 if observed.pool is None else observed.pool.metadata.generation or 0
+    return observed.generation, pool
+
+
+def _random(secret: GeneratedSecret, keys: Iterable[str]) -> dict[str, str]:
+    return {key: base64.b64encode(secrets.token_urlsafe(secret.keys[key]).encode()).decode() for key in keys}
+
+
+def _is_of_rollout(manifest: Manifest) -> bool:
+    return names.LABEL_ROLLOUT in (manifest["metadata"].get("labels") or {})

@@ -1,0 +1,251 @@
+"""Where a run is and what it is to have next, from what is there. Pure, and the same from any order of events.
+
+The only memory is in the cluster: the status (start, phase, Suspended condition) and annotations of trainer Jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from kitestring_api import names
+from kitestring_api.v1alpha1.status import ConditionType, Phase
+from kitestring_operator.acceptance import Refusal
+from kitestring_operator.observed import Manifest, Observed
+from kitestring_operator.pods import is_live, parse_time, trouble
+from kitestring_operator.trainer_job import EndKind, TrainerEnd, TrainerJob, pods_of, trainer_jobs
+
+FIRST_RESTART_SECONDS: Final = 10.0
+"""Wait before a trainer that ended for a cause that counts is started again; doubled with each."""
+LONGEST_RESTART_SECONDS: Final = 300.0
+LOOK_AGAIN_SECONDS: Final = 15.0
+"""For what no event tells of: a Secret that appears, a node that never answers again."""
+
+POD_BEARING: Final = frozenset({"Job", "StatefulSet", "Deployment"})
+"""Kinds of which a run that holds no pod has none but ended trainer Jobs."""
+_HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING})
+_WORKING: Final = frozenset({"Validating", "RollingOut", "Updating", "PushingWeights", "Finished", "Failed"})
+"""Phases that a trainer reports once it has work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What the queue says: whether the run may hold pods, and if not, why."""
+
+    is_open: bool = True
+    reason: str = names.REASON_ADMITTED
+    message: str = "no queue is named"
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Where a run is, and which of its pods are to be there."""
+
+    phase: Phase
+    reason: str
+    message: str
+    trainer: TrainerJob | None
+    """The newest trainer Job that is there."""
+    restarts: int
+    trainer_number: int = 1
+    """N of the trainer that is to run."""
+    wants_parts: bool = False
+    """Everything that a running run consists of is to be there."""
+    may_start_trainer: bool = False
+    """With `wants_parts`: also a new trainer. Otherwise it waits for its predecessor's pods, or for its turn."""
+    stops_trainer_first: bool = False
+    """Without `wants_parts`: the rest stays until the pods of trainer and rollouts are gone."""
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    end: TrainerEnd | None = None
+    look_again_seconds: float | None = None
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether objects are left exactly as they are."""
+        return self.phase in _HOLDING and not self.wants_parts
+
+
+def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
+    """The course of a run. `refusal`: why it cannot be carried out; what runs already goes on all the same."""
+    jobs = trainer_jobs(observed)
+    newest = jobs[-1] if jobs else None
+    end = None if newest is None else newest.end
+    status = observed.status
+    restarts = int(status.get("restarts") or 0) if newest is None else newest.restarts
+    prior = Phase(status["phase"]) if status.get("phase") else None
+    started_at = parse_time(status.get("startTime")) or (observed.now if jobs else None)
+    seen = Course(
+        prior or Phase.PENDING,
+        str(status.get("reason") or names.REASON_STARTING),
+        str(status.get("message") or ""),
+        newest,
+        restarts,
+        started_at=started_at,
+        end=end,
+    )
+    if prior is not None and prior.is_final:
+        done = parse_time(status.get("completionTime")) or observed.now
+        return replace(seen, completed_at=done, stops_trainer_first=seen.reason == names.REASON_DEADLINE_EXCEEDED)
+    final = _final(observed, seen, prior)
+    if final is not None:
+        return final
+    if refusal is not None and started_at is None:
+        again = LOOK_AGAIN_SECONDS if refusal.may_mend_itself else None
+        return replace(
+            seen, phase=Phase.PENDING, reason=refusal.reason, message=refusal.message, look_again_seconds=again
+        )
+    is_wanted = observed.spec is None or not observed.spec.suspend
+    if not (is_wanted and gate.is_open):
+        return _stopping(observed, seen, gate)
+    if refusal is not None:
+        return _holding_on(seen, prior, refusal)
+    return _running(observed, seen, prior)
+
+
+def _final(observed: Observed, seen: Course, prior: Phase | None) -> Course | None:
+    """The end of the run, if it has come now."""
+    end, spec = seen.end, observed.spec
+    over = replace(seen, phase=Phase.FAILED, completed_at=observed.now)
+    if end is not None:
+        if end.kind is EndKind.SUCCEEDED:
+            done = end.ended_at or observed.now
+            return replace(over, phase=Phase.SUCCEEDED, reason=end.reason, message=end.message, completed_at=done)
+        if end.kind is EndKind.FAILED:
+            return replace(over, reason=end.reason, message=end.message)
+        if spec is not None and end.kind is EndKind.LOST and seen.restarts > spec.failure_policy.max_restarts:
+            allowed = spec.failure_policy.max_restarts
+            message = (
+                f"the trainer was lost {seen.restarts} times, failurePolicy.maxRestarts is {allowed}; {end.message}"
+            )
+            return replace(over, reason=names.REASON_TOO_MANY_RESTARTS, message=message)
+    left = seconds_left(observed, prior)
+    if left is not None and left <= 0 and spec is not None:
+        message = f"the run took longer than activeDeadlineSeconds: {spec.active_deadline_seconds}"
+        return replace(over, reason=names.REASON_DEADLINE_EXCEEDED, message=message, stops_trainer_first=True)
+    return None
+
+
+def seconds_left(observed: Observed, phase: Phase | None) -> float | None:
+    """Until `activeDeadlineSeconds`, which count anew when a run is resumed; None: there is no deadline."""
+    spec, since = observed.spec, parse_time(observed.status.get("startTime"))
+    if spec is None or spec.active_deadline_seconds is None or since is None or phase not in _HOLDING:
+        return None
+    for condition in observed.status.get("conditions") or ():
+        if condition["type"] == ConditionType.SUSPENDED and condition["status"] == "False":
+            since = max(since, parse_time(condition["lastTransitionTime"]) or since)
+    return (since + timedelta(seconds=spec.active_deadline_seconds) - observed.now).total_seconds()
+
+
+def _stopping(observed: Observed, seen: Course, gate: Gate) -> Course:
+    """Not to hold pods: by the user's wish, or because the queue does not admit it."""
+    asked = observed.spec is not None and observed.spec.suspend
+    reason = names.REASON_SUSPEND_REQUESTED if asked else gate.reason
+    message = "spec.suspend is true" if asked else gate.message
+    held = live_pods(observed)
+    stopped = replace(seen, reason=reason, message=message, stops_trainer_first=True)
+    if held or any(is_pod_bearing(item) for item in observed.objects):
+        waits = f"; waiting for {len(held)} pods to end" if held else ""
+        again = LOOK_AGAIN_SECONDS if held else None
+        return replace(stopped, phase=Phase.SUSPENDING, message=message + waits, look_again_seconds=again)
+    return replace(stopped, phase=Phase.SUSPENDED if asked else Phase.QUEUED)
+
+
+def _holding_on(seen: Course, prior: Phase | None, refusal: Refusal) -> Course:
+    """What runs goes on, but nothing new can be made: its pool is gone, or a change cannot be carried out."""
+    lost = seen.end is not None or seen.trainer is None
+    phase = Phase.RESTARTING if lost else prior if prior in _HOLDING else Phase.STARTING
+    return replace(seen, phase=phase, reason=refusal.reason, message=refusal.message)
+
+
+def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
+    trainer, end = seen.trainer, seen.end
+    going = replace(seen, wants_parts=True, started_at=seen.started_at or observed.now)
+    if trainer is not None and end is None and not trainer.is_deleted:
+        return _with_trainer(observed, replace(going, trainer_number=trainer.number), prior)
+    number = 1 if trainer is None else trainer.number + 1
+    if trainer is not None and trainer.is_deleted:
+        number = trainer.number  # it leaves its name when it is gone
+    wait = _seconds_to_restart(observed, seen)
+    blocked = [pod for pod in pods_of(observed, names.COMPONENT_TRAINER) if is_live(pod, observed.now)]
+    was_there = prior in _HOLDING
+    phase = Phase.RESTARTING if was_there and (end is not None or prior is not Phase.STARTING) else Phase.STARTING
+    lost = end.message if end is not None else "its Job was deleted" if phase is Phase.RESTARTING else ""
+    message = "parts are being started" if phase is Phase.STARTING else f"the trainer was lost: {lost}"
+    again = None
+    if wait > 0:
+        message, again = f"{message}; it is started again in {wait:.0f} s", wait
+    elif blocked:
+        message, again = f"{message}; waiting for pod {blocked[0]['metadata']['name']} to end", LOOK_AGAIN_SECONDS
+    return replace(
+        going,
+        phase=phase,
+        reason=names.REASON_STARTING if phase is Phase.STARTING else names.REASON_TRAINER_LOST,
+        message=message,
+        trainer_number=number,
+        may_start_trainer=wait <= 0 and not blocked and (trainer is None or not trainer.is_deleted),
+        look_again_seconds=again,
+    )
+
+
+def _with_trainer(observed: Observed, going: Course, prior: Phase | None) -> Course:
+    """A trainer Job is there and has not ended."""
+    reported = None if observed.trainer is None else observed.trainer.status.get("phase")
+    if reported in _WORKING or (reported is None and prior is Phase.RUNNING):
+        return replace(going, phase=Phase.RUNNING, reason=names.REASON_RUNNING, message=_activity(observed))
+    phase = Phase.RESTARTING if prior in (Phase.RESTARTING, Phase.RUNNING) else Phase.STARTING
+    reason = names.REASON_STARTING if phase is Phase.STARTING else names.REASON_TRAINER_LOST
+    message = "parts are being started" if phase is Phase.STARTING else "the trainer is started again"
+    for pod in observed.of_kind("Pod"):
+        found = trouble(pod) if is_live(pod, observed.now) else None
+        if found is not None:
+            reason = names.REASON_IMAGE_PULL if found.is_image else reason
+            return replace(going, phase=phase, reason=reason, message=found.message)
+    return replace(going, phase=phase, reason=reason, message=message)
+
+
+def _seconds_to_restart(observed: Observed, seen: Course) -> float:
+    """Until the next trainer may be started: none after a disruption, growing waits after losses that count."""
+    end = seen.end
+    if end is None or end.kind is not EndKind.LOST or end.ended_at is None:
+        return 0.0
+    wait = min(FIRST_RESTART_SECONDS * 2.0 ** min(max(seen.restarts - 1, 0), 16), LONGEST_RESTART_SECONDS)
+    return (end.ended_at + timedelta(seconds=wait) - observed.now).total_seconds()
+
+
+def _activity(observed: Observed) -> str:
+    if observed.trainer is None:
+        return "the trainer does not answer just now"
+    said = observed.trainer.status
+    words = {
+        "Validating": "validating",
+        "RollingOut": "rollouts run",
+        "Updating": "the policy is updated",
+        "PushingWeights": "policy servers get the new weights",
+        "Finished": "the last results are written",
+        "Failed": "the trainer ends",
+    }
+    return f"step {said.get('step')} of {said.get('steps')}: {words.get(str(said.get('phase')), 'going on')}"
+
+
+def live_pods(observed: Observed, *components: str) -> list[Manifest]:
+    """The pods of the run, or of some of its parts, that have not ended."""
+    pods: Sequence[Manifest] = pods_of(observed, *components) if components else observed.of_kind("Pod")
+    return [pod for pod in pods if is_live(pod, observed.now)]
+
+
+def is_pod_bearing(item: Manifest) -> bool:
+    """Whether an object makes pods; a trainer Job that has ended does not."""
+    if item["kind"] not in POD_BEARING:
+        return False
+    return not _is_ended_trainer(item)
+
+
+def _is_ended_trainer(item: Manifest) -> bool:
+    labels = item["metadata"].get("labels") or {}
+    if item["kind"] != "Job" or labels.get(names.LABEL_COMPONENT) != names.COMPONENT_TRAINER:
+        return False
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return any(entry["type"] in ("Complete", "Failed") and entry["status"] == "True" for entry in conditions)

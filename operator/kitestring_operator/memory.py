@@ -1,0 +1,59 @@
+"""What is known of a run beside the cluster's own objects. All of it can be lost: it is asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kitestring_operator.observed import WantedRollout
+from kitestring_operator.run_report import RunReport
+
+
+@dataclass(slots=True)
+class TrainerMemory:
+    """What the trainer of one Job said. Times are those of the event loop."""
+
+    job_uid: str
+    report: RunReport | None = None
+    answered_at: float = 0.0
+    step_at: float = 0.0
+    """When the step that it reports was first seen."""
+    longest_step: float | None = None
+    wanted: tuple[WantedRollout, ...] = ()
+    live: Mapping[str, Any] | None = None
+    """What it was told by PUT /run/v1/live."""
+
+    def answered(self, report: RunReport, now: float) -> bool:
+        """Take in an answer. Whether it says anything new."""
+        before = self.report
+        if before is None or before.step != report.step:
+            if before is not None and report.step == before.step + 1 and before.step > 0:
+                self.longest_step = max(self.longest_step or 0.0, now - self.step_at)
+            self.step_at = now
+        changed = before is None or before != report
+        self.report, self.answered_at = report, now
+        return changed
+
+    def status(self, now: float) -> dict[str, Any] | None:
+        """The report with what the operator knows of the pace, as plain data."""
+        if self.report is None:
+            return None
+        timed = {"since_step_seconds": now - self.step_at, "step_seconds": self.longest_step}
+        return self.report.model_dump() | timed
+
+
+@dataclass(slots=True)
+class RunMemory:
+    """What is remembered of one run."""
+
+    uid: str
+    trainer: TrainerMemory | None = None
+    status_written_at: float | None = None
+    refused: tuple[tuple[int, int], str] | None = None
+    """Generations of run and pool for which the API server refused an object, and what it said."""
+    log: tuple[str, str] | None = None
+    """uid of a trainer Job that ended badly, and the last lines of its pod."""
+    queue_credential: str | None = None
+    told_lost: set[tuple[str, int]] = field(default_factory=set)
+    """Rollouts of which the queue was told that they are lost."""

@@ -1,0 +1,206 @@
+"""Gathering all that matters to one run into an Observed: from the cache, from memory, and few reads."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from kitestring_api import consistency, names
+from kitestring_api.unsupported import refusals
+from kitestring_api.v1alpha1 import RolloutPool, TrainingRun, TrainingRunSpec
+from kitestring_operator.cluster.cache import ObjectCache
+from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.cluster.protocol import Cluster
+from kitestring_operator.memory import RunMemory
+from kitestring_operator.observed import Manifest, MissingReference, Observed, TrainerReport
+from kitestring_operator.pods import controller_uid
+from kitestring_operator.references import Reference, missing_of, references
+from kitestring_operator.trainer_job import CONTAINER, EndKind, trainer_jobs
+
+LOG_LINES: Final = 20
+LOG_BYTES: Final = 4096
+MOST_PROBLEMS: Final = 5
+"""Of a document that the models refuse; more would hide the first."""
+
+Document = TypeVar("Document", TrainingRun, RolloutPool)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A raw run and its raw pool as the models read them."""
+
+    spec: TrainingRunSpec | None
+    pool: RolloutPool | None
+    problems: tuple[str, ...]
+    unsupported: tuple[str, ...]
+
+
+class Observation:
+    """Makes Observed. Documents that have not changed are not read again."""
+
+    def __init__(self, cluster: Cluster, cache: ObjectCache) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._readings: dict[str, tuple[tuple[int, str, int], Reading]] = {}
+        """uid of the run → generations for which it was read, and the reading."""
+
+    async def of(self, run: Manifest, memory: RunMemory) -> Observed:
+        """Raises what the cluster answers."""
+        metadata = run["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        reading = self._reading(run)
+        spec = reading.spec
+        problems = reading.problems
+        generations = (metadata.get("generation", 0), _generation(reading.pool))
+        if memory.refused is not None and memory.refused[0] == generations:
+            problems = (*problems, memory.refused[1])
+        observed = Observed(
+            now=datetime.now(UTC),
+            run=run,
+            spec=spec,
+            problems=problems,
+            pool=reading.pool,
+            objects=tuple(
+                item
+                for item in self._cache.of_run(namespace, name)
+                if item["kind"] == "Pod" or controller_uid(item) == uid
+            ),
+            trainer=self._trainer(memory),
+            wanted=memory.trainer.wanted if memory.trainer is not None else (),
+            checkpoints=self._checkpoints(namespace, spec),
+            missing=await self._missing(run, spec),
+            workload=self._cache.get(KINDS["Workload"].ref(namespace, name)),
+            unsupported=reading.unsupported,
+        )
+        return await self._with_log(observed, memory)
+
+    def forget(self, uid: str) -> None:
+        """The run is gone."""
+        self._readings.pop(uid, None)
+
+    # --- Documents ------------------------------------------------------------------------------------------------
+
+    def _reading(self, run: Manifest) -> Reading:
+        metadata = run["metadata"]
+        pool = self._pool_of(run)
+        pool_uid = "" if pool is None else pool["metadata"]["uid"]
+        key = (metadata.get("generation", 0), pool_uid, 0 if pool is None else pool["metadata"].get("generation", 0))
+        known = self._readings.get(metadata["uid"])
+        if known is not None and known[0] == key:
+            return known[1]
+        reading = read(run, pool)
+        self._readings[metadata["uid"]] = (key, reading)
+        return reading
+
+    def _pool_of(self, run: Manifest) -> Manifest | None:
+        name = (((run.get("spec") or {}).get("rollouts") or {}).get("poolRef") or {}).get("name")
+        if not isinstance(name, str):
+            return None
+        return self._cache.get(KINDS[names.KIND_ROLLOUT_POOL].ref(run["metadata"]["namespace"], name))
+
+    # --- What else ------------------------------------------------------------------------------------------------
+
+    def _trainer(self, memory: RunMemory) -> TrainerReport | None:
+        now = asyncio.get_running_loop().time()
+        status = None if memory.trainer is None else memory.trainer.status(now)
+        if memory.trainer is None or status is None:
+            return None
+        return TrainerReport(status, now - memory.trainer.answered_at)
+
+    def _checkpoints(self, namespace: str, spec: TrainingRunSpec | None) -> dict[str, str]:
+        found = {}
+        for policy in spec.policies if spec is not None else ():
+            if policy.model is None or policy.model.checkpoint_of is None:
+                continue
+            name = policy.model.checkpoint_of.training_run
+            other = self._cache.get(KINDS[names.KIND_TRAINING_RUN].ref(namespace, name))
+            checkpoint = ((other or {}).get("status") or {}).get("checkpoint")
+            if checkpoint:
+                found[name] = checkpoint
+        return found
+
+    async def _missing(self, run: Manifest, spec: TrainingRunSpec | None) -> tuple[MissingReference, ...]:
+        """Asked for before the start only: what goes later shows in the pods."""
+        if spec is None or (run.get("status") or {}).get("startTime"):
+            return ()
+        namespace = run["metadata"]["namespace"]
+        found = []
+        for reference in references(spec):
+            missing = missing_of(reference, await self._referenced(namespace, reference))
+            if missing is not None:
+                found.append(missing)
+        return tuple(found)
+
+    async def _referenced(self, namespace: str, reference: Reference) -> Manifest | None:
+        ref = KINDS[reference.kind].ref(namespace, reference.name)
+        if reference.kind == names.KIND_TRAINING_RUN:
+            return self._cache.get(ref)
+        return await self._cluster.get(ref)
+
+    async def _with_log(self, observed: Observed, memory: RunMemory) -> Observed:
+        """With the last lines of the newest trainer, if it ended badly; they are read once."""
+        jobs = trainer_jobs(observed)
+        newest = jobs[-1] if jobs else None
+        end = None if newest is None else newest.end
+        if newest is None or end is None or end.kind not in (EndKind.LOST, EndKind.FAILED) or end.pod is None:
+            return observed
+        if memory.log is None or memory.log[0] != newest.uid:
+            pod = KINDS["Pod"].ref(observed.namespace, end.pod)
+            container = end.container or CONTAINER
+            tail = await self._cluster.log_tail(pod, container, lines=LOG_LINES, limit_bytes=LOG_BYTES)
+            memory.log = (newest.uid, printable(tail))
+        return replace(observed, trainer_log=memory.log[1])
+
+
+def read(run: Manifest, pool: Manifest | None) -> Reading:
+    """The documents by the models, and all that is wrong with them."""
+    problems: list[str] = []
+    unsupported: list[str] = []
+    typed_run = _typed(run, TrainingRun, problems)
+    typed_pool = None if pool is None else _typed(pool, RolloutPool, problems)
+    for document in (typed_run, typed_pool):
+        if document is not None:
+            unsupported += [refusal.message for refusal in refusals(document)]
+    found: list[consistency.Inconsistency] = []
+    if typed_run is not None:
+        found += consistency.of_run(typed_run)
+    if typed_pool is not None:
+        found += consistency.of_pool(typed_pool)
+    if typed_run is not None and typed_pool is not None:
+        found += consistency.of_run_and_pool(typed_run, typed_pool)
+    problems += [_line(entry) for entry in found if entry.severity == "error"]
+    return Reading(
+        None if typed_run is None else typed_run.spec, typed_pool, tuple(problems + unsupported), tuple(unsupported)
+    )
+
+
+def _typed(manifest: Manifest, model: type[Document], problems: list[str]) -> Document | None:
+    """Without the status, which is ours and may be of a newer version."""
+    document = {field: manifest[field] for field in ("apiVersion", "kind", "metadata", "spec") if field in manifest}
+    try:
+        return model.from_manifest(document)
+    except ValidationError as error:
+        for found in error.errors(include_url=False)[:MOST_PROBLEMS]:
+            where = ".".join(str(part) for part in found["loc"])
+            given = str(found["input"])[:100]
+            problems.append(f"{where}: found {given}: {found['msg']}; correct it")
+        return None
+
+
+def _line(entry: consistency.Inconsistency) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in entry.path).lstrip(".")
+    return f"{entry.kind} {path}: found {entry.found}; {entry.requires}; {entry.remedy}"
+
+
+def _generation(pool: RolloutPool | None) -> int:
+    return 0 if pool is None else pool.metadata.generation or 0
+
+
+def printable(text: str) -> str:
+    """Lines of printable characters: a log may hold anything."""
+    lines = ("".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines())
+    return "\n".join(lines)[-LOG_BYTES:]

@@ -1,0 +1,127 @@
+"""What the status of a pod says: whether it lives, why a container ended, what keeps it from starting. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from kitestring_operator.observed import Manifest
+
+GIVE_UP_AFTER: Final = timedelta(seconds=120)
+"""A pod that is still there so long after its grace period is on a node that does not answer: it counts as gone. What
+it may still do is fenced by incarnations and leases."""
+
+IMAGE_REASONS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+"""Why a container waits when its image cannot be had."""
+CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+"""Why a container waits when what it refers to is missing, or cannot be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """How a container ended. `message` is its termination message: data of a process, not to be trusted."""
+
+    container: str
+    exit_code: int
+    reason: str
+    message: str
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What keeps a pod from starting."""
+
+    pod: str
+    is_image: bool
+    message: str
+
+
+def is_live(pod: Manifest, now: datetime) -> bool:
+    """Whether a process of the pod may still run or come to run."""
+    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return False
+    deleted = parse_time(pod["metadata"].get("deletionTimestamp"))
+    return deleted is None or now < deleted + GIVE_UP_AFTER
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether the pod is ready and is not being deleted."""
+    return "deletionTimestamp" not in pod["metadata"] and condition(pod, "Ready") == "True"
+
+
+def condition(item: Manifest, kind: str) -> str | None:
+    """Status of a condition of an object: True, False, Unknown, or None where it has none."""
+    found = condition_entry(item, kind)
+    return None if found is None else str(found.get("status"))
+
+
+def condition_entry(item: Manifest, kind: str) -> Mapping[str, Any] | None:
+    """A condition of an object."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return next((entry for entry in conditions if entry.get("type") == kind), None)
+
+
+def is_owned_by(item: Manifest, uid: str) -> bool:
+    """Whether the object with this uid is its controller."""
+    return controller_uid(item) == uid
+
+
+def controller_uid(item: Manifest) -> str | None:
+    """The uid of the object that controls this one."""
+    references = item["metadata"].get("ownerReferences") or ()
+    return next((str(reference["uid"]) for reference in references if reference.get("controller")), None)
+
+
+def ends(pod: Manifest) -> Iterator[ContainerEnd]:
+    """The containers that have ended badly, those before the start first."""
+    for status in _containers(pod):
+        ended = (status.get("state") or {}).get("terminated")
+        if ended and ended.get("exitCode", 0) != 0:
+            yield ContainerEnd(
+                str(status["name"]),
+                int(ended["exitCode"]),
+                str(ended.get("reason", "")),
+                str(ended.get("message", "")),
+                parse_time(ended.get("finishedAt")),
+            )
+
+
+def termination_message(pod: Manifest, container: str) -> str:
+    """What the container left, well ended or not; empty where it left nothing."""
+    for status in _containers(pod):
+        if status["name"] == container:
+            return str(((status.get("state") or {}).get("terminated") or {}).get("message", ""))
+    return ""
+
+
+def trouble(pod: Manifest) -> Trouble | None:
+    """What keeps the pod from starting, if it is something that waiting does not mend."""
+    name = str(pod["metadata"]["name"])
+    for status in _containers(pod):
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason")
+        if reason in IMAGE_REASONS:
+            return Trouble(name, True, f"pod {name} cannot pull image {status.get('image')}: {reason}")
+        if reason in CONFIG_REASONS:
+            said = str(waiting.get("message", ""))[:500]
+            return Trouble(name, False, f"container {status['name']} of pod {name} cannot start: {reason}: {said}")
+    unscheduled = condition_entry(pod, "PodScheduled")
+    if unscheduled is not None and unscheduled.get("reason") == "Unschedulable":
+        return Trouble(name, False, f"pod {name} has no node: {str(unscheduled.get('message', ''))[:500]}")
+    return None
+
+
+def parse_time(text: object) -> datetime | None:
+    """A time as the API server writes it."""
+    return datetime.fromisoformat(text) if isinstance(text, str) else None
+
+
+def _containers(pod: Manifest) -> Iterator[Mapping[str, Any]]:
+    status = pod.get("status") or {}
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()

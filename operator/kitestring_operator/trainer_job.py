@@ -1,0 +1,230 @@
+"""The trainer Jobs of a run: which is the newest, and how it ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kitestring_api import names
+from kitestring_operator.observed import Manifest, Observed
+from kitestring_operator.pods import (
+    ContainerEnd,
+    condition,
+    condition_entry,
+    ends,
+    is_owned_by,
+    parse_time,
+    termination_message,
+)
+from kitestring_operator.run_report import ValidationResult
+
+CONTAINER: Final = "trainer"
+"""The container whose termination message is the result of the run."""
+MESSAGE_LENGTH: Final = 1024
+
+_LATEST: Final = datetime.max.replace(tzinfo=UTC)
+_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+
+FAILURES: Final = frozenset(
+    {
+        names.REASON_INVALID_SPEC,
+        names.REASON_NOT_SUPPORTED,
+        names.REASON_REFERENCE_NOT_FOUND,
+        names.REASON_STORAGE_UNAVAILABLE,
+        names.REASON_PROBABILITIES_DIVERGE,
+        names.REASON_STEPS_SKIPPED,
+        names.REASON_INVALID_TASKS,
+        names.REASON_ERROR,
+    }
+)
+"""Reasons that a trainer may give for its failure; another word counts as REASON_ERROR."""
+
+
+class EndKind(StrEnum):
+    """What an ended trainer means for its run."""
+
+    SUCCEEDED = "succeeded"
+    """All steps are done."""
+    FAILED = "failed"
+    """The run failed, and starting the trainer again does not help."""
+    LOST = "lost"
+    """It is to be started again, and this counts."""
+    DISRUPTED = "disrupted"
+    """The cluster took it away: it is to be started again, and this does not count."""
+
+
+class TrainerResult(BaseModel):
+    """What the trainer left as its termination message, as far as it is what we expect."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
+
+    reason: str = names.REASON_ERROR
+    message: str | None = None
+    step: int | None = None
+    steps: int | None = None
+    checkpoint: str | None = None
+    validation: Annotated[tuple[ValidationResult, ...], Field(strict=False)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerEnd:
+    """How a trainer Job ended."""
+
+    kind: EndKind
+    reason: str
+    """One of names.REASON_*."""
+    message: str
+    ended_at: datetime | None
+    pod: str | None = None
+    container: str | None = None
+    result: TrainerResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerJob:
+    """A trainer Job of a run, with its pods."""
+
+    job: Manifest
+    pods: tuple[Manifest, ...]
+    number: int
+    restarts_before: int
+
+    @property
+    def uid(self) -> str:
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def is_deleted(self) -> bool:
+        return "deletionTimestamp" in self.job["metadata"]
+
+    @property
+    def end(self) -> TrainerEnd | None:
+        """How it ended; None while it goes on."""
+        return _end(self.job, self.pods)
+
+    @property
+    def restarts(self) -> int:
+        """Trainers of the run that have ended for a cause that counts, this one included."""
+        end = self.end
+        return self.restarts_before + (end is not None and end.kind is EndKind.LOST)
+
+
+def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
+    """All trainer Jobs of the run, the newest last."""
+    pods = pods_of(observed, names.COMPONENT_TRAINER)
+    jobs = []
+    for job in observed.of_kind("Job"):
+        metadata = job["metadata"]
+        if (metadata.get("labels") or {}).get(names.LABEL_COMPONENT) != names.COMPONENT_TRAINER:
+            continue
+        annotations = metadata.get("annotations") or {}
+        own = tuple(pod for pod in pods if is_owned_by(pod, metadata["uid"]))
+        number = _count(annotations.get(names.ANNOTATION_TRAINER_NUMBER), 1)
+        jobs.append(TrainerJob(job, own, number, _count(annotations.get(names.ANNOTATION_RESTARTS), 0)))
+    return tuple(sorted(jobs, key=lambda job: job.number))
+
+
+def pods_of(observed: Observed, *components: str) -> tuple[Manifest, ...]:
+    """The pods of some parts of the run."""
+    return tuple(
+        pod
+        for pod in observed.of_kind("Pod")
+        if (pod["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) in components
+    )
+
+
+def parse_result(text: str) -> TrainerResult | None:
+    """The termination message of a trainer, or None where it is something else."""
+    try:
+        result = TrainerResult.model_validate_json(text)
+    except ValidationError:
+        return None
+    return result.model_copy(
+        update={
+            "reason": result.reason if result.reason in FAILURES else names.REASON_ERROR,
+            "message": None if result.message is None else _readable(result.message),
+            "checkpoint": None if result.checkpoint is None else _readable(result.checkpoint),
+        }
+    )
+
+
+def _end(job: Manifest, pods: Sequence[Manifest]) -> TrainerEnd | None:
+    if "True" in (condition(job, "Complete"), condition(job, "SuccessCriteriaMet")):
+        result = _result(pods)
+        done = "all steps are done" if result is None or result.message is None else result.message
+        completed = parse_time((job.get("status") or {}).get("completionTime"))
+        return TrainerEnd(EndKind.SUCCEEDED, names.REASON_COMPLETED, done, completed, result=result)
+    failed = next((kind for kind in ("Failed", "FailureTarget") if condition(job, kind) == "True"), None)
+    if failed is None:
+        return None
+    return _failure(pods, parse_time((condition_entry(job, failed) or {}).get("lastTransitionTime")))
+
+
+def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd:
+    """Which of the pods' ends decides: a verdict of the trainer itself, then the cluster's doing, then the first."""
+    found = [(pod, end) for pod in sorted(pods, key=_index) for end in ends(pod)]
+    for pod, end in found:
+        if end.exit_code in (names.EXIT_USER, names.EXIT_RUN_FAILED):
+            result = parse_result(end.message)
+            reason = names.REASON_ERROR if result is None else result.reason
+            said = None if result is None else result.message
+            failed = _of_container(EndKind.FAILED, reason, said or _described(pod, end), pod, end)
+            return replace(failed, result=result)
+    for pod in pods:
+        if condition(pod, "DisruptionTarget") == "True":
+            why = str((condition_entry(pod, "DisruptionTarget") or {}).get("message", ""))
+            message = _readable(f"pod {pod['metadata']['name']} was taken away: {why}")
+            name = str(pod["metadata"]["name"])
+            return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, failed_at, pod=name)
+    for pod, end in found:
+        if end.exit_code == names.EXIT_STOPPED:
+            message = f"pod {pod['metadata']['name']} was told to stop"
+            return _of_container(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, pod, end)
+    if found:
+        pod, end = min(found, key=lambda item: item[1].finished_at or _LATEST)
+        return _of_container(EndKind.LOST, names.REASON_TRAINER_LOST, _described(pod, end), pod, end)
+    for pod in pods:
+        status = pod.get("status") or {}
+        if status.get("phase") == "Failed":
+            name = str(pod["metadata"]["name"])
+            message = _readable(f"pod {name} was refused: {status.get('reason')}: {status.get('message')}")
+            return TrainerEnd(EndKind.LOST, names.REASON_TRAINER_LOST, message, failed_at, pod=name)
+    # Nothing is left of it, so someone or something removed its pod: a trainer that ends by itself leaves one.
+    return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, "its pod was removed", failed_at)
+
+
+def _of_container(kind: EndKind, reason: str, message: str, pod: Manifest, end: ContainerEnd) -> TrainerEnd:
+    return TrainerEnd(kind, reason, message, end.finished_at, str(pod["metadata"]["name"]), end.container)
+
+
+def _described(pod: Manifest, end: ContainerEnd) -> str:
+    why = f" ({end.reason})" if end.reason not in ("", "Error") else ""
+    return f"container {end.container} of pod {pod['metadata']['name']} ended with code {end.exit_code}{why}"
+
+
+def _result(pods: Iterable[Manifest]) -> TrainerResult | None:
+    for pod in sorted(pods, key=_index):
+        result = parse_result(termination_message(pod, CONTAINER))
+        if result is not None:
+            return result
+    return None
+
+
+def _index(pod: Manifest) -> int:
+    metadata = pod["metadata"]
+    found = (metadata.get("labels") or {}).get(_INDEX) or (metadata.get("annotations") or {}).get(_INDEX)
+    return _count(found, 0)
+
+
+def _count(text: object, default: int) -> int:
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else default
+
+
+def _readable(text: str) -> str:
+    """One line of printable characters and moderate length."""
+    return " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in text).split())[:MESSAGE_LENGTH]

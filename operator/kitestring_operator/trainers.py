@@ -1,0 +1,159 @@
+"""The trainers of the runs: where each is, with which credential it is spoken to, and what it last said."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kitestring_api import names
+from kitestring_api.v1alpha1.status import Phase
+from kitestring_operator import identity
+from kitestring_operator.cluster.cache import ObjectCache, RunKey
+from kitestring_operator.cluster.errors import ClusterError
+from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.cluster.protocol import Cluster
+from kitestring_operator.conditions import ANSWER_SECONDS
+from kitestring_operator.identity import Named
+from kitestring_operator.memory import RunMemory, TrainerMemory
+from kitestring_operator.metrics import Metrics
+from kitestring_operator.observed import LostRollout, Manifest
+from kitestring_operator.parts.credentials import QUEUE
+from kitestring_operator.pods import controller_uid
+from kitestring_operator.trainer_client import TrainerClient, TrainerRefusedError, TrainerSilentError
+
+AT_ONCE: Final = 32
+"""Trainers asked at once."""
+_UNAUTHORIZED: Final = 401
+_ACTIVE: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING})
+
+log = logging.getLogger(__name__)
+
+
+class Trainers:
+    """Speaks to trainers. What they say is kept in the memory of their run."""
+
+    def __init__(self, cluster: Cluster, client: TrainerClient, metrics: Metrics, cluster_domain: str) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._metrics = metrics
+        self._domain = cluster_domain
+
+    async def change(self, run: Named, memory: RunMemory, live: Mapping[str, Any]) -> None:
+        """Raises TrainerSilentError, TrainerRefusedError."""
+        await self._client.change(self._url(run), await self._credential(run, memory), live)
+
+    async def lost(self, run: Named, memory: RunMemory, lost: LostRollout) -> None:
+        """Raises TrainerSilentError, TrainerRefusedError."""
+        await self._client.lost(self._url(run), await self._credential(run, memory), lost)
+
+    async def ask(self, run: Named, memory: RunMemory, job_uid: str, rollouts: int) -> bool:
+        """Ask how the run goes, and for up to so many rollouts that wait for a Job. Whether anything is new."""
+        loop = asyncio.get_running_loop()
+        trainer = memory.trainer
+        if trainer is None or trainer.job_uid != job_uid:
+            trainer = memory.trainer = TrainerMemory(job_uid)
+        was_silent = loop.time() - trainer.answered_at > ANSWER_SECONDS
+        try:
+            url, credential = self._url(run), await self._credential(run, memory)
+            report = await self._client.report(url, credential)
+            wanted = await self._client.wanted(url, credential, rollouts) if rollouts else ()
+        except TrainerSilentError as error:
+            self._metrics.trainer_polls.labels("silent").inc()
+            log.debug("%s", error)
+            return not was_silent and loop.time() - trainer.answered_at > ANSWER_SECONDS
+        except TrainerRefusedError as error:
+            self._metrics.trainer_polls.labels("refused").inc()
+            log.warning("%s", error)
+            if error.status == _UNAUTHORIZED:
+                memory.queue_credential = None
+            return False
+        self._metrics.trainer_polls.labels("answered").inc()
+        changed = trainer.answered(report, loop.time()) or trainer.wanted != wanted or was_silent
+        trainer.wanted = wanted
+        return changed
+
+    def _url(self, run: Named) -> str:
+        host = identity.service_host(identity.trainer_name(run.name), run.namespace, self._domain)
+        return f"http://{host}:{names.PORT_QUEUE}"
+
+    async def _credential(self, run: Named, memory: RunMemory) -> str:
+        if memory.queue_credential is None:
+            ref = KINDS["Secret"].ref(run.namespace, identity.keys_name(run.name))
+            try:
+                secret = await self._cluster.get(ref)
+            except ClusterError as error:
+                raise TrainerSilentError(str(error)) from error
+            if secret is None or controller_uid(secret) != run.uid or QUEUE not in (secret.get("data") or {}):
+                raise TrainerSilentError(f"Secret {ref.namespace}/{ref.name} has no {QUEUE} of this run yet")
+            memory.queue_credential = base64.b64decode(secret["data"][QUEUE]).decode()
+        return memory.queue_credential
+
+
+class Poller:
+    """Asks every trainer that runs, again and again."""
+
+    def __init__(
+        self,
+        trainers: Trainers,
+        cache: ObjectCache,
+        *,
+        memory_of: Callable[[RunKey, str], RunMemory],
+        changed: Callable[[RunKey], None],
+        seconds: float,
+    ) -> None:
+        self._trainers = trainers
+        self._cache = cache
+        self._memory_of = memory_of
+        self._changed = changed
+        self._seconds = seconds
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        at_once = asyncio.Semaphore(AT_ONCE)
+        while True:
+            async with asyncio.TaskGroup() as group:
+                for run in list(self._cache.of_kind(names.KIND_TRAINING_RUN)):
+                    job = self._trainer_of(run)
+                    if job is not None:
+                        group.create_task(self._ask(run, job, at_once))
+            await asyncio.sleep(self._seconds)
+
+    def _trainer_of(self, run: Manifest) -> Manifest | None:
+        """The trainer Job that has not ended, of a run that is under way."""
+        if (run.get("status") or {}).get("phase") not in _ACTIVE:
+            return None
+        metadata = run["metadata"]
+        for item in self._cache.of_run(metadata["namespace"], metadata["name"]):
+            labels = item["metadata"].get("labels") or {}
+            is_trainer = item["kind"] == "Job" and labels.get(names.LABEL_COMPONENT) == names.COMPONENT_TRAINER
+            if is_trainer and controller_uid(item) == metadata["uid"] and (item.get("status") or {}).get("active"):
+                return item
+        return None
+
+    async def _ask(self, run: Manifest, job: Manifest, at_once: asyncio.Semaphore) -> None:
+        named = RunName(run)
+        key = (named.namespace, named.name)
+        async with at_once:
+            memory = self._memory_of(key, named.uid)
+            if await self._trainers.ask(named, memory, job["metadata"]["uid"], self._rollouts(run)):
+                self._changed(key)
+
+    def _rollouts(self, run: Manifest) -> int:
+        """How many rollouts may have a Job at once; 0: they have none of their own."""
+        pool_name = run["spec"]["rollouts"]["poolRef"]["name"]
+        pool = self._cache.get(KINDS[names.KIND_ROLLOUT_POOL].ref(run["metadata"]["namespace"], pool_name))
+        if pool is None or pool["spec"].get("isolation") != "Job":
+            return 0
+        return int(pool["spec"].get("replicas", 1))
+
+
+class RunName:
+    """Name, namespace and uid of a raw run."""
+
+    def __init__(self, run: Manifest) -> None:
+        self.name: str = run["metadata"]["name"]
+        self.namespace: str = run["metadata"]["namespace"]
+        self.uid: str = run["metadata"]["uid"]
