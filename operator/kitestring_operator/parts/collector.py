@@ -9,7 +9,6 @@ from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
 from kitestring_operator.parts import credentials, pod
 from kitestring_operator.parts.collector_pipelines import (
-    AGENT_PORT,
     Pipeline,
     is_apart,
     kind,
@@ -25,9 +24,7 @@ def collector_objects(context: RunContext) -> list[Manifest]:
 
 
 def _service(context: RunContext) -> Manifest:
-    ports = {"otlp": names.PORT_COLLECTOR}
-    if is_apart(context):
-        ports["agent-otlp"] = AGENT_PORT
+    ports = {pipeline.port_name: pipeline.port for pipeline in pipelines(context)}
     return pod.service(context, identity.collector_name(context.name), COMPONENT, ports)
 
 
@@ -87,7 +84,9 @@ def _container(context: RunContext, pipeline: Pipeline) -> pod.Container:
             pod.secret_variable(names.ENV_S3_SECRET_KEY, pipeline.secret, "secretAccessKey"),
         ]
     images = context.settings.images
-    ports = {pipeline.name[:15]: pipeline.port} | ({f"{pipeline.name[:8]}-health": health} if contrib else {})
+    ports = {pipeline.port_name: pipeline.port}
+    if contrib:
+        ports[f"{pipeline.port_name}-health"] = health
     made = pod.container(
         context,
         pipeline.name,

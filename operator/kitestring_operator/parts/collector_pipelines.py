@@ -33,6 +33,7 @@ class Pipeline:
     name: str
     file: str
     port: int
+    port_name: str
     health_port: int
     route: str
     prefix: str
@@ -59,6 +60,7 @@ def pipelines(context: RunContext) -> list[Pipeline]:
         name="collector",
         file=COLLECTOR_FILE,
         port=names.PORT_COLLECTOR,
+        port_name="otlp",
         health_port=HEALTH_PORT,
         route=names.ROUTE_OTLP_TRACES,
         prefix=names.PREFIX_TRACES,
@@ -71,6 +73,7 @@ def pipelines(context: RunContext) -> list[Pipeline]:
         name="agent-collector",
         file=AGENT_COLLECTOR_FILE,
         port=AGENT_PORT,
+        port_name="agent-otlp",
         health_port=AGENT_HEALTH_PORT,
         route=names.ROUTE_OTLP_AGENT_TRACES,
         prefix=names.PREFIX_AGENT,

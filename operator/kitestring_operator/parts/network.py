@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,8 +58,8 @@ def policy(
         "spec": {
             "podSelector": {"matchLabels": pods},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": list(ingress),
-            "egress": list(egress),
+            "ingress": deepcopy(list(ingress)),
+            "egress": deepcopy(list(egress)),
         },
     }
 

@@ -6,6 +6,7 @@ They pass the restricted Pod Security Standard as they are; a `template` may loo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from kitestring_api import names
@@ -192,10 +193,9 @@ def pod_template(
     }
     if context.spec.scheduling.priority_class_name is not None:
         common["priorityClassName"] = context.spec.scheduling.priority_class_name
-    made: Manifest = {
-        "metadata": {"labels": identity.labels(context, component, further)},
-        "spec": common | dict(spec),
-    }
+    made: Manifest = deepcopy(
+        {"metadata": {"labels": identity.labels(context, component, further)}, "spec": common | dict(spec)}
+    )
     for field, template in templates.items():
         made = overlaid(made, template, field=field)
     return made
