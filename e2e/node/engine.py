@@ -6,7 +6,10 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +36,14 @@ def docker(*arguments: str | Path, log: str | None = None, stdin: str | None = N
 def image_exists(name: str) -> bool:
     """Whether the engine has an image."""
     return succeeds(["docker", "image", "inspect", name], env=environment())
+
+
+@contextmanager
+def scratch(purpose: str) -> Iterator[Path]:
+    """An empty folder, for the context of a build."""
+    layout.CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=layout.CACHE, prefix=purpose) as folder:
+        yield Path(folder)
 
 
 def answers() -> bool:

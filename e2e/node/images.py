@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Final
 
 from e2e.node import layout, programs
 from e2e.node.command import digest, pipe, run
-from e2e.node.engine import docker, environment, image_exists, lacks_resource_capability
+from e2e.node.engine import docker, environment, image_exists, lacks_resource_capability, scratch
 from e2e.node.progress import step
 
 SUITE: Final = "bookworm"
@@ -25,12 +24,12 @@ def base_image() -> str:
     """Debian with Python, under `layout.BASE_IMAGE` and under a tag of its inputs; returns the latter."""
     tag = f"kitestring-e2e/base:{digest([SUITE, *PACKAGES])}"
     if not image_exists(tag):
-        with step("Debian root"), tempfile.TemporaryDirectory(dir=layout.CACHE, prefix="root-") as folder:
-            root = Path(folder) / "root"
+        with step("Debian root"), scratch("root-") as folder:
+            root = folder / "root"
             run(["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, root], log="debootstrap")
-            for scratch in ("var/cache/apt", "var/lib/apt/lists"):
-                shutil.rmtree(root / scratch)
-                (root / scratch).mkdir()
+            for leftover in ("var/cache/apt", "var/lib/apt/lists"):
+                shutil.rmtree(root / leftover)
+                (root / leftover).mkdir()
             # Pods that run as another user reach an interpreter that is mounted below root's home.
             (root / "root").chmod(0o711)
             pipe(
@@ -60,8 +59,7 @@ def node_image() -> str:
         return tag
     base = base_image()
     files_of_kind = programs.module_folder(programs.KIND, "sigs.k8s.io/kind") / "images" / "base" / "files"
-    with tempfile.TemporaryDirectory(dir=layout.CACHE, prefix="node-") as folder:
-        context = Path(folder)
+    with scratch("node-") as context:
         with step("node's packages"):
             build("net", f"{tag}-net", context, BASE=base)
             _copy_readable(files_of_kind, context / "kind")

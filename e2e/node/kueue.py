@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from e2e.node import kind, layout, programs
-from e2e.node.engine import image_exists
+from e2e.node import kind, programs
+from e2e.node.engine import image_exists, scratch
 from e2e.node.images import build, copy_program
 from e2e.node.kube import kubectl
 from e2e.node.progress import step
@@ -23,9 +21,9 @@ def install() -> None:
     """Have Kueue on the cluster, its webhooks answering."""
     image = f"kitestring-e2e/kueue:{programs.key(programs.KUEUE)}"
     if not image_exists(image):
-        with tempfile.TemporaryDirectory(dir=layout.CACHE, prefix="kueue-") as folder:
-            copy_program(programs.program(programs.KUEUE, "manager"), Path(folder) / "manager")
-            build("kueue", image, Path(folder))
+        with scratch("kueue-") as context:
+            copy_program(programs.program(programs.KUEUE, "manager"), context / "manager")
+            build("kueue", image, context)
     kind.load([image])
     with step("install Kueue"):
         objects = _manifests(image)

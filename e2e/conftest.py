@@ -1,0 +1,110 @@
+"""Fixtures of the end-to-end tests: the cluster, the installation on it, a namespace for each scenario."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import images as image_set
+from e2e.harness import release as installation
+from e2e.harness import storage
+from e2e.harness.api import Api
+from e2e.harness.explain import explain
+from e2e.harness.images import Images
+from e2e.harness.kinds import NAMESPACE
+from e2e.harness.kubectl import Kubectl
+from e2e.harness.namespace import LABEL, Namespace
+from e2e.harness.release import Release
+from e2e.node import kube, layout
+from kitestring_rollout.storage import ObjectStore
+
+ARTIFACTS = layout.REPOSITORY / "build" / "e2e"
+KEEP = bool(os.environ.get("E2E_KEEP"))
+"""Leave namespaces of failed scenarios and the installation as they are, to look at them."""
+SCENARIO_SECONDS = 600
+"""A scenario that names no limit of its own (`pytest.mark.timeout`)."""
+
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The two sets of scenarios."""
+    config.addinivalue_line("markers", "core: in every build; fifteen minutes on two cores in all")
+    config.addinivalue_line("markers", "full: before a release; with Kueue, lost nodes, thousands of pods")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every scenario a limit, fixtures not counted: building and installing happens in the first one's."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SCENARIO_SECONDS, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to the report of a failed scenario what the cluster says, before its namespace goes."""
+    report = yield
+    if report.failed and call.when in ("setup", "call"):
+        item.stash[_failed] = True
+        fixtures = getattr(item, "funcargs", {})
+        if isinstance(api := fixtures.get("api"), Api):
+            spaces = [made.name for made in fixtures.values() if isinstance(made, Namespace)]
+            spaces.append(installation.NAME)
+            folder = ARTIFACTS / re.sub(r"\W+", "-", item.name).strip("-")
+            report.sections.append(("cluster", explain(api, spaces, folder)))
+    return report
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Kubectl:
+    """kubectl against the cluster, which `e2e/cluster up` has made."""
+    if not kube.reachable():
+        pytest.exit(f"no cluster answers at {kube.kubeconfig()}: make e2e-up", returncode=2)
+    return Kubectl(kube.binary(), kube.kubeconfig())
+
+
+@pytest.fixture(scope="session")
+def api(kubectl: Kubectl) -> Api:
+    """The cluster's API."""
+    return Api(kubectl.kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def images(kubectl: Kubectl) -> Images:
+    """Images of this checkout, on the cluster."""
+    return image_set.provide()
+
+
+@pytest.fixture(scope="session")
+def release(api: Api, images: Images) -> Iterator[Release]:
+    """The chart, installed; namespaces that an interrupted session left are removed first."""
+    for forgotten in api.listed(NAMESPACE, selector=f"{LABEL}=scenario"):
+        api.delete(NAMESPACE, forgotten["metadata"]["name"])
+    release = Release(api, images)
+    release.install()
+    yield release
+    if not KEEP:
+        release.uninstall()
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest, api: Api, kubectl: Kubectl, release: Release) -> Iterator[Namespace]:
+    """A namespace for one scenario. At its end nothing of it may stay."""
+    name = request.node.name.removeprefix("test_")
+    space = Namespace.create(api, name, kubectl)
+    yield space
+    if not (KEEP and request.node.stash.get(_failed, False)):
+        space.remove()
+
+
+@pytest.fixture
+def store(kubectl: Kubectl, release: Release, tmp_path: Path) -> Iterator[ObjectStore]:
+    """The installation's object storage, all runs of it."""
+    with storage.opened(kubectl, tmp_path) as opened:
+        yield opened
