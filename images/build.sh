@@ -68,11 +68,10 @@ commands() { # commands NAME…: those of the packages' commands that the image 
   rm -r "$stage/site-packages/bin"
   [ $# -eq 0 ] || sed -i '1s|^#!.*python.*$|#!/opt/kitestring/bin/python|' "$stage"/bin/*
 }
-quickstart() { # the calculator example, as far as it is in the repository
-  mkdir -p "$stage/calculator"
-  git ls-files -z examples/calculator | xargs -0 cp --parents -t "$stage/calculator"
-  mv "$stage"/calculator/examples/calculator/* "$stage/calculator"
-  rm -r "$stage/calculator/examples"
+quickstart() { # the calculator example, without what it has made on this machine
+  mkdir -p "$stage/calculator/policy"
+  cp examples/calculator/*.py examples/calculator/trainingrun.yaml "$stage/calculator"
+  cp examples/calculator/policy/*.py "$stage/calculator/policy"
 }
 
 prepare() { # prepare NAME: the context of its build
