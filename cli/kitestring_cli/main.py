@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "policy-sidecar": ("kitestring_cli.processes:policy_sidecar", "Part: before a policy server, in its pod."),
     "worker": ("kitestring_cli.processes:worker", "Part: lease rollouts and run agents."),
     "trainer": ("kitestring_cli.processes:trainer", "Part: rollout queue and training."),
+    "operator": ("kitestring_cli.operator_command:operator", "Carry runs out in a cluster."),
 }
 
 

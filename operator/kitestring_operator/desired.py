@@ -157,7 +157,8 @@ def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
     for job in observed.of_kind("Job"):
         if not is_rollout_job(job):
             continue
-        end = rollouts.outcome(job, [item for item in pods if is_owned_by(item, job["metadata"]["uid"])])
+        own = [item for item in pods if is_owned_by(item, job["metadata"]["uid"])]
+        end = rollouts.outcome(job, own, observed.now)
         if end is not None:
             lost.append(end)
         (over if end is not None or has_ended(job) else going).append(job)

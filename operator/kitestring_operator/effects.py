@@ -6,8 +6,8 @@ import asyncio
 import base64
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from kitestring_api import names
 from kitestring_operator import identity
@@ -55,6 +55,7 @@ class Effects:
         self._trainers = trainers
         self._jobs = jobs
         self._metrics = metrics
+        self._pools_written: dict[str, float] = {}
 
     async def carry_out(self, observed: Observed, decision: Desired, memory: RunMemory) -> float | None:
         """Seconds after which to look again, if anything waits. Raises what the cluster answers.
@@ -176,6 +177,25 @@ class Effects:
                 log.info("%s", error)  # it knows no such rollout: a trainer that started since
             memory.told_lost.add((lost.rollout, lost.number))
         return told
+
+    # --- Pools ----------------------------------------------------------------------------------------------------
+
+    async def write_pool_status(self, pool: Manifest, status: Mapping[str, Any]) -> float | None:
+        """Seconds after which to look again, if it is too early to write."""
+        if status == (pool.get("status") or {}):
+            return None
+        ref, uid = ObjectRef.of(pool), pool["metadata"]["uid"]
+        now = asyncio.get_running_loop().time()
+        left = self._pools_written.get(uid, -STATUS_SECONDS) + STATUS_SECONDS - now
+        if left > 0:
+            return left
+        self._pools_written[uid] = now
+        self._saw(await self._cluster.patch_status(ref, uid, status))
+        return None
+
+    def forget_pool(self, uid: str) -> None:
+        """The pool is gone."""
+        self._pools_written.pop(uid, None)
 
     # --- Status ---------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class Observation:
         self._cache = cache
         self._readings: dict[str, tuple[tuple[int, str, int], Reading]] = {}
         """uid of the run → generations for which it was read, and the reading."""
+        self._pools: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     async def of(self, run: Manifest, memory: RunMemory) -> Observed:
         """Raises what the cluster answers."""
@@ -78,9 +79,18 @@ class Observation:
         )
         return await self._with_log(observed, memory)
 
+    def problems_of(self, pool: Manifest) -> tuple[str, ...]:
+        """What is wrong with a pool by itself."""
+        metadata = pool["metadata"]
+        known = self._pools.get(metadata["uid"])
+        if known is None or known[0] != metadata.get("generation", 0):
+            known = self._pools[metadata["uid"]] = (metadata.get("generation", 0), read_pool(pool))
+        return known[1]
+
     def forget(self, uid: str) -> None:
-        """The run is gone."""
+        """The run or the pool is gone."""
         self._readings.pop(uid, None)
+        self._pools.pop(uid, None)
 
     # --- Documents ------------------------------------------------------------------------------------------------
 
@@ -176,6 +186,16 @@ def read(run: Manifest, pool: Manifest | None) -> Reading:
     return Reading(
         None if typed_run is None else typed_run.spec, typed_pool, tuple(problems + unsupported), tuple(unsupported)
     )
+
+
+def read_pool(pool: Manifest) -> tuple[str, ...]:
+    """All that is wrong with a pool by itself."""
+    problems: list[str] = []
+    typed = _typed(pool, RolloutPool, problems)
+    if typed is not None:
+        problems += [_line(entry) for entry in consistency.of_pool(typed) if entry.severity == "error"]
+        problems += [refusal.message for refusal in refusals(typed)]
+    return tuple(problems)
 
 
 def _typed(manifest: Manifest, model: type[Document], problems: list[str]) -> Document | None:

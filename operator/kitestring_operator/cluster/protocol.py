@@ -1,4 +1,4 @@
-"""What the operator asks of a cluster: nine requests. Behind it is the official client; in tests, a dictionary."""
+"""What the operator asks of a cluster: ten requests. Behind it is the official client; in tests, a dictionary."""
 
 from __future__ import annotations
 
@@ -52,4 +52,8 @@ class Cluster(Protocol):
 
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
         """The last lines of a container's log; empty when there is none."""
+        ...
+
+    async def serves(self, kind: str) -> bool:
+        """Whether the API server knows a kind."""
         ...

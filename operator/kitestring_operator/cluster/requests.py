@@ -46,7 +46,7 @@ PAGE: Final = 500
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _JSON: Final = "application/json"
-_READS: Final = frozenset({"get", "list", "log"})
+_READS: Final = frozenset({"get", "list", "log", "discover"})
 _FIELD_MANAGER: Final = names.LABEL_MANAGED_BY_VALUE
 
 
@@ -161,6 +161,12 @@ class RequestedCluster:
         except (RefusedError, _MissingError):
             return ""  # the container never started, or its pod is gone
         return text.decode(errors="replace")
+
+    async def serves(self, kind: str) -> bool:
+        entry = KINDS[kind]
+        path = "/api/v1" if entry.api_version == "v1" else f"/apis/{entry.api_version}"
+        found = await self._sent(Request("discover", kind, f"kinds of {entry.api_version}", "GET", path))
+        return found is not None and any(item["name"] == entry.plural for item in found["resources"])
 
     async def _written(self, request: Request, *, retry_conflict: bool = False) -> Manifest:
         answer = await self._sent(request, retry_conflict=retry_conflict)

@@ -1,0 +1,255 @@
+"""The loop: a change is seen, its run is looked at as a whole, and what must be different is made so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from kitestring_api import names
+from kitestring_api.v1alpha1.status import Phase
+from kitestring_operator import rollouts
+from kitestring_operator.cluster.cache import EventType, ObjectCache, RunKey, run_of
+from kitestring_operator.cluster.errors import ClusterError
+from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.cluster.protocol import Cluster
+from kitestring_operator.desired import desired
+from kitestring_operator.effects import Effects
+from kitestring_operator.memory import RunMemory
+from kitestring_operator.metrics import Metrics
+from kitestring_operator.observation import Observation
+from kitestring_operator.observed import Manifest, ObjectRef
+from kitestring_operator.settings import Settings
+from kitestring_operator.work_queue import WorkQueue
+
+WORKERS: Final = 4
+"""Resources that are looked at side by side; the decisions themselves take turns."""
+POD_EVENTS_SECONDS: Final = 0.5
+"""Changes of pods are gathered for so long: they come by the thousand."""
+
+OWNED: Final = ("Job", "StatefulSet", "Deployment", "Pod", "Secret", "ConfigMap", "Service", "NetworkPolicy")
+"""Kinds that are found by our label, besides PodDisruptionBudget and, where Kueue is, Workload."""
+_SELECTOR: Final = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
+
+log = logging.getLogger(__name__)
+
+
+class KindsChangedError(Exception):
+    """The cluster serves kinds that it did not serve when this process began to watch."""
+
+
+class Key(NamedTuple):
+    """A resource of ours."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    @property
+    def ref(self) -> ObjectRef:
+        return KINDS[self.kind].ref(self.namespace, self.name)
+
+
+class Controller:
+    """Keeps runs and pools as they are to be. It belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        cache: ObjectCache,
+        effects: Effects,
+        *,
+        metrics: Metrics,
+        has_kueue: bool,
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._cache = cache
+        self._effects = effects
+        self._metrics = metrics
+        self._has_kueue = has_kueue
+        self._kinds = (*OWNED, "PodDisruptionBudget", *(("Workload",) if has_kueue else ()))
+        self._observation = Observation(cluster, cache)
+        self._queue: WorkQueue[Key] = WorkQueue(metrics.queue_length.set)
+        self._memory: dict[RunKey, RunMemory] = {}
+        self._begun: dict[Key, float] = {}
+        """What is being looked at, and since when."""
+        self.heard_at = time.monotonic()
+        """When the cluster last said anything."""
+        self.is_synced = False
+        """Whether all that was there at the start has been seen."""
+
+    # --- What is seen ---------------------------------------------------------------------------------------------
+
+    def observe(self, manifest: Manifest, event: EventType | None) -> None:
+        """Take in an event of a watch. Nothing is done here but noting whom it concerns."""
+        self.heard_at = time.monotonic()
+        self._metrics.watch_events.labels(manifest["kind"]).inc()
+        if self._cache.observe(manifest, event):
+            self._concerns(manifest)
+
+    async def resync(self) -> None:
+        """List everything and look at every resource: what the watches may have missed."""
+        for kind in (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL, *self._kinds):
+            before = self._cache.versions(kind)
+            listed = []
+            for namespace in self._settings.namespaces or (None,):
+                listed += await self._cluster.list(kind, namespace, "" if kind in _RESOURCES else _SELECTOR)
+            for changed in self._cache.replace(kind, listed, before):
+                self._concerns(changed)
+        self.heard_at = time.monotonic()
+        self.is_synced = True
+        for kind in _RESOURCES:
+            for manifest in self._cache.of_kind(kind):
+                self._queue.add(_key(manifest))
+        self._count()
+
+    async def keep_in_sync(self) -> None:
+        """Resync again and again, until cancelled. A failure waits for the next time."""
+        while True:
+            await asyncio.sleep(self._settings.resync_seconds)
+            try:
+                await self.resync()
+                if not self._has_kueue and await self._cluster.serves("Workload"):
+                    raise KindsChangedError("Kueue has been installed: this process ends, the next one watches it")
+            except ClusterError as error:
+                log.warning("resync: %s", error)
+
+    def trainer_said(self, run: RunKey) -> None:
+        """A trainer said something new."""
+        self._queue.add(Key(names.KIND_TRAINING_RUN, *run))
+
+    def memory_of(self, run: RunKey, uid: str) -> RunMemory:
+        """What is remembered of the run with this uid."""
+        memory = self._memory.get(run)
+        if memory is None or memory.uid != uid:
+            memory = self._memory[run] = RunMemory(uid)
+        return memory
+
+    def _concerns(self, manifest: Manifest) -> None:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        if kind == names.KIND_TRAINING_RUN:
+            self._queue.add(_key(manifest))
+            self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, metadata["namespace"], _pool_name(manifest)), 0.1)
+        elif kind == names.KIND_ROLLOUT_POOL:
+            self._queue.add(_key(manifest))
+            for run in self._users(metadata["namespace"], metadata["name"]):
+                self._queue.add(_key(run))
+        else:
+            run_key = run_of(manifest)
+            if run_key is not None:
+                key = Key(names.KIND_TRAINING_RUN, *run_key)
+                if kind == "Pod":
+                    self._queue.add_after(key, POD_EVENTS_SECONDS)
+                else:
+                    self._queue.add(key)
+            pool = (metadata.get("labels") or {}).get(names.LABEL_POOL)
+            if pool is not None:
+                self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, metadata["namespace"], pool), 1.0)
+
+    def _users(self, namespace: str, pool: str) -> list[Manifest]:
+        return [
+            run
+            for run in self._cache.of_kind(names.KIND_TRAINING_RUN)
+            if run["metadata"]["namespace"] == namespace and _pool_name(run) == pool
+        ]
+
+    # --- What is done ---------------------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Look at one resource after the other, until cancelled. Raises NotLeadingError; a bug ends it as well."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            started = self._begun[key] = time.monotonic()
+            outcome = "done"
+            try:
+                wait = await (self._run(key) if key.kind == names.KIND_TRAINING_RUN else self._pool(key))
+                self._queue.succeeded(key)
+                if wait is not None:
+                    self._queue.add_after(key, wait)
+            except ClusterError as error:
+                outcome = "failed"
+                wait = self._queue.retry(key)
+                log.warning("%s %s/%s: %s; again in %.1f s", *key, error, wait)
+            finally:
+                del self._begun[key]
+                self._queue.done(key)
+            self._metrics.reconcile_seconds.labels(key.kind, outcome).observe(time.monotonic() - started)
+
+    async def _run(self, key: Key) -> float | None:
+        run = self._cache.get(key.ref)
+        if run is None:
+            gone = self._memory.pop((key.namespace, key.name), None)
+            if gone is not None:
+                self._observation.forget(gone.uid)
+            self._queue.forget(key)
+            return None
+        memory = self.memory_of((key.namespace, key.name), run["metadata"]["uid"])
+        observed = await self._observation.of(run, memory)
+        started = time.thread_time()
+        decision = desired(self._settings, observed)
+        self._metrics.decide_seconds.labels(key.kind).observe(time.thread_time() - started)
+        return await self._effects.carry_out(observed, decision, memory)
+
+    async def _pool(self, key: Key) -> float | None:
+        pool = self._cache.get(key.ref)
+        if pool is None or "deletionTimestamp" in pool["metadata"]:
+            self._queue.forget(key)
+            return None
+        started = time.thread_time()
+        runs = self._users(key.namespace, key.name)
+        objects = [
+            item
+            for run in runs
+            for item in self._cache.of_run(key.namespace, run["metadata"]["name"])
+            if (item["metadata"].get("labels") or {}).get(names.LABEL_POOL) == key.name
+        ]
+        status: dict[str, Any] = rollouts.pool_status(
+            pool, runs, objects, self._observation.problems_of(pool), datetime.now(UTC)
+        )
+        self._metrics.decide_seconds.labels(key.kind).observe(time.thread_time() - started)
+        return await self._effects.write_pool_status(pool, status)
+
+    def longest_seconds(self) -> float:
+        """For how long the one that takes longest has been looked at."""
+        return time.monotonic() - min(self._begun.values(), default=time.monotonic())
+
+    # --- Figures --------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Runs by phase and rollouts by class, from the statuses."""
+        runs = [run.get("status") or {} for run in self._cache.of_kind(names.KIND_TRAINING_RUN)]
+        phases = Counter(status.get("phase", Phase.PENDING.value) for status in runs)
+        for phase in Phase:
+            self._metrics.runs.labels(phase.value).set(phases[phase.value])
+        for field, outcome in _OUTCOMES.items():
+            self._metrics.rollouts.labels(outcome).set(sum(status.get(field, 0) for status in runs))
+
+
+_RESOURCES: Final[Sequence[str]] = (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL)
+_OUTCOMES: Final = {
+    "rolloutsSucceeded": "succeeded",
+    "rolloutsFailed": "failed",
+    "rolloutsExcluded": "excluded",
+    "rolloutsRunning": "running",
+    "rolloutsRetried": "retried",
+}
+
+
+def _key(manifest: Manifest) -> Key:
+    return Key(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _pool_name(run: Manifest) -> str:
+    spec: dict[str, Any] = run.get("spec") or {}
+    return str(((spec.get("rollouts") or {}).get("poolRef") or {}).get("name"))

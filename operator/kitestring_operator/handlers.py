@@ -1,0 +1,58 @@
+"""kopf: the watches. Every handler passes what it saw on; none decides, patches, retries, or leaves a finalizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import kopf
+
+from kitestring_api import names
+from kitestring_operator.cluster.cache import EventType
+from kitestring_operator.cluster.kinds import KINDS, Kind
+from kitestring_operator.observed import Manifest
+
+Observe = Callable[[Manifest, EventType | None], None]
+
+WATCHED: Final = ("Job", "StatefulSet", "Deployment", "Pod")
+"""Kinds that are watched by our label. What else a run owns is listed at each resync: it seldom changes by itself."""
+PAGE: Final = 500
+
+
+def registry(observe: Observe, *, has_kueue: bool) -> kopf.OperatorRegistry:
+    """Handlers for events of our resources and of what runs own."""
+    found = kopf.OperatorRegistry()
+    kinds = (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL, *WATCHED, *(("Workload",) if has_kueue else ()))
+    for name in kinds:
+        _watch(found, KINDS[name], observe)
+    kopf.on.login(registry=found)(kopf.login_via_client)
+    return found
+
+
+def settings(*, has_kueue: bool) -> kopf.OperatorSettings:
+    """kopf's own settings: short waits, no traces of kopf in the cluster, watches by label."""
+    found = kopf.OperatorSettings()
+    found.posting.enabled = False
+    found.posting.level = logging.WARNING
+    found.scanning.disabled = True
+    found.peering.standalone = True
+    found.networking.request_timeout = 30
+    found.networking.connect_timeout = 10
+    found.watching.chunk_size = PAGE
+    found.queueing.idle_timeout = 1.0
+    for name in (*WATCHED, *(("Workload",) if has_kueue else ())):
+        kind = KINDS[name]
+        key = (kind.group, kind.api_version.rpartition("/")[2], kind.plural)
+        found.watching.label_selectors[key] = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
+    return found
+
+
+def _watch(found: kopf.OperatorRegistry, kind: Kind, observe: Observe) -> None:
+    async def saw(event: kopf.RawEvent, **_: Any) -> None:
+        if event["type"] != "BOOKMARK":
+            # the items of a list do not say what they are
+            observe({"apiVersion": kind.api_version, "kind": kind.kind} | dict(event["object"]), event["type"])
+
+    version = kind.api_version.rpartition("/")[2]
+    kopf.on.event(kind.group, version, kind.plural, registry=found, id=kind.plural)(saw)

@@ -1,0 +1,227 @@
+"""`kitestring operator`: the process. It serves its probes, waits for the lease, sees all that is there, and acts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import kopf
+
+from kitestring_api.errors import UserMistakeError
+from kitestring_api.names import EXIT_FAILED, EXIT_OK
+from kitestring_operator import handlers
+from kitestring_operator.cluster.cache import ObjectCache
+from kitestring_operator.cluster.requests import THREADS, RequestedCluster, connect
+from kitestring_operator.controller import Controller, KindsChangedError
+from kitestring_operator.effects import Effects
+from kitestring_operator.events import Events
+from kitestring_operator.leader import Leader, LeaseLostError
+from kitestring_operator.metrics import Metrics
+from kitestring_operator.probes import Probes
+from kitestring_operator.rate import TokenBucket
+from kitestring_operator.settings import Settings, load_settings
+from kitestring_operator.trainer_client import TrainerClient
+from kitestring_operator.trainers import Poller, Trainers
+
+SILENCE: Final = 5
+"""So many resyncs without a word of the cluster, and the process is not alive."""
+SHORTEST_SILENCE_SECONDS: Final = 180.0
+STUCK_SECONDS: Final = 600.0
+"""A resource that is being looked at for so long: the process is not alive."""
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Path, host: str, port: int) -> int:
+    """Until SIGTERM; the process's exit code. Raises UserMistakeError."""
+    return asyncio.run(serve(load_settings(config), host, port))
+
+
+async def serve(settings: Settings, host: str, port: int) -> int:
+    """Until SIGTERM, or until this process may not or cannot act any longer."""
+    async with AsyncExitStack() as stack:
+        operator = _Operator(settings, stack)
+        return await operator.run(host, port)
+
+
+class _Operator:
+    """Everything of one process."""
+
+    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+        self._metrics = Metrics()
+        client = connect()
+        executor = ThreadPoolExecutor(THREADS, thread_name_prefix="cluster")
+        stack.callback(client.close)
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        self._plain = RequestedCluster(client, executor, self._metrics)
+        self._leader: Leader | None = None
+        if settings.leader_election.enabled:
+            self._leader = Leader(
+                self._plain,
+                settings.leader_election,
+                namespace=settings.leader_election.namespace or _own_namespace(),
+                identity=os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+                metrics=self._metrics,
+            )
+        self._controller: Controller | None = None
+
+    async def run(self, host: str, port: int) -> int:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        probes = Probes(self._metrics, alive=self._problem, ready=self._unready)
+        bound = await probes.start(host, port)
+        self._stack.push_async_callback(probes.stop)
+        sys.stdout.write(json.dumps({"listening": {"http": f"http://{host}:{bound}"}}) + "\n")
+        sys.stdout.flush()
+        if self._leader is not None:
+            if not await _until(self._leader.acquire(), stop):
+                return EXIT_OK
+            self._stack.push_async_callback(self._leader.release)
+        return await self._act(stop)
+
+    async def _act(self, stop: asyncio.Event) -> int:
+        """With the lease."""
+        cluster = self._plain if self._leader is None else self._plain.fenced(self._leader.may_act)
+        cache = ObjectCache()
+        trainers = Trainers(
+            cluster,
+            await self._stack.enter_async_context(TrainerClient()),
+            self._metrics,
+            self._settings.cluster_domain,
+        )
+        effects = Effects(
+            cluster,
+            cache,
+            events=Events(cluster, os.environ.get("POD_NAME") or socket.gethostname()),
+            trainers=trainers,
+            jobs=TokenBucket(self._settings.job_creation_per_second),
+            metrics=self._metrics,
+        )
+        has_kueue = await cluster.serves("Workload")
+        controller = self._controller = Controller(
+            self._settings, cluster, cache, effects, metrics=self._metrics, has_kueue=has_kueue
+        )
+        if not await _until(controller.resync(), stop):
+            return EXIT_OK
+        poller = Poller(
+            trainers,
+            cache,
+            memory_of=controller.memory_of,
+            changed=controller.trainer_said,
+            seconds=self._settings.poll_seconds,
+        )
+        tasks: list[Coroutine[Any, Any, Any]] = [controller.work(), controller.keep_in_sync(), poller.run()]
+        if self._leader is not None:
+            tasks.append(self._leader.keep())
+        return await self._all(tasks, controller, stop, has_kueue=has_kueue)
+
+    async def _all(
+        self,
+        coroutines: list[Coroutine[Any, Any, Any]],
+        controller: Controller,
+        stop: asyncio.Event,
+        *,
+        has_kueue: bool,
+    ) -> int:
+        """Run them and kopf side by side until one ends. kopf starts last: it takes the signals over."""
+        tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
+        tasks.add(asyncio.create_task(stop.wait()))
+        await asyncio.sleep(0)  # kopf leaves alone what was there before it
+        namespaces = self._settings.namespaces
+        watches = asyncio.create_task(
+            kopf.operator(
+                registry=handlers.registry(controller.observe, has_kueue=has_kueue),
+                settings=handlers.settings(has_kueue=has_kueue),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                stop_flag=stop,
+            )
+        )
+        done, _ = await asyncio.wait({*tasks, watches}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, watches, return_exceptions=True)
+        return _outcome(done)
+
+    # --- Probes ---------------------------------------------------------------------------------------------------
+
+    def _problem(self) -> str | None:
+        if self._controller is None:
+            return None  # waits for the lease, or for the first list: the answer itself shows that the loop turns
+        silence = max(SILENCE * self._settings.resync_seconds, SHORTEST_SILENCE_SECONDS)
+        if time.monotonic() - self._controller.heard_at > silence:
+            return f"nothing was heard of the cluster for {silence:.0f} s"
+        stuck = self._controller.longest_seconds()
+        if stuck > STUCK_SECONDS:
+            return f"a resource is being looked at for {stuck:.0f} s"
+        return None
+
+    def _unready(self) -> str | None:
+        if self._controller is None:
+            # one that waits for the lease is ready to take over, as long as it hears of it
+            if self._leader is not None and time.monotonic() - self._leader.heard_at > SHORTEST_SILENCE_SECONDS:
+                return "the API server does not answer"
+            return None
+        return None if self._controller.is_synced else "the first list of all objects is not there yet"
+
+
+def _outcome(done: set[asyncio.Task[Any]]) -> int:
+    for task in done:
+        error = task.exception()
+        if error is None:
+            continue
+        found = [*_leaves(error)]
+        if all(isinstance(leaf, LeaseLostError | KindsChangedError) for leaf in found):
+            log.error("%s", found[0])
+            return EXIT_FAILED
+        raise error
+    return EXIT_OK
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Whether `work` ended before it was to stop."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return False
+
+
+def _own_namespace() -> str:
+    """Of this pod. Raises UserMistakeError outside a cluster, where the settings must say it."""
+    named = os.environ.get("POD_NAMESPACE")
+    if named:
+        return named
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except OSError as error:
+        raise UserMistakeError(
+            "leaderElection.namespace: found nothing, and this process runs in no pod; name the namespace of the Lease"
+        ) from error
