@@ -39,8 +39,9 @@ docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 machine=$(uname -m)
 platform=${machine/arm64/aarch64}-manylinux_2_28
 
-stages=build/images
-mkdir -p "$stages"
+mkdir -p build
+stages=$(mktemp -d build/images-XXXXXX)
+trap 'rm -rf "$stages"' EXIT
 wheel=""
 
 install() { # install ARGUMENTS…: into the site-packages of the image that is being prepared
@@ -55,7 +56,6 @@ torch() {
 }
 kitestring() { # our own packages, and the command
   if [ -z "$wheel" ]; then
-    rm -rf "$stages/wheel"
     "$uv" build --quiet --wheel --out-dir "$stages/wheel" .
     wheel=$(echo "$stages"/wheel/kitestring-*.whl)
   fi
@@ -90,8 +90,7 @@ prepare() { # prepare NAME: the context of its build
 
 for name in "${names[@]}"; do
   start=$SECONDS image=$prefix$name:$tag stage=$stages/$name
-  rm -rf "$stage"
-  mkdir -p "$stage"
+  mkdir "$stage"
   prepare "$name"
   prepared=$SECONDS
   arguments=()
