@@ -55,6 +55,8 @@ ANNOTATION_ROLLOUT: Final = f"{GROUP}/rollout"
 """Id of the rollout that a Job runs, in full (isolation: Job)."""
 ANNOTATION_NUMBER: Final = f"{GROUP}/number"
 """Which attempt of its rollout a Job runs, from 1."""
+ANNOTATION_TASK_IMAGE: Final = f"{GROUP}/task-image"
+"""On such a Job: the image that the task asked for, where it asked for one."""
 
 COMPONENT_TRAINER: Final = "trainer"
 """Pods that train and host the rollout queue."""

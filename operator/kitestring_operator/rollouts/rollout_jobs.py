@@ -1,0 +1,122 @@
+"""Isolation Job: a Job with a Secret for one rollout that the queue asks for."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from kitestring_api import names
+from kitestring_api.v1alpha1 import RolloutPoolSpec
+from kitestring_api.v1alpha1.resources import Resources
+from kitestring_operator import identity
+from kitestring_operator.observed import Manifest, RunContext, WantedRollout
+from kitestring_operator.parts.places import WORKER_FILE
+from kitestring_operator.pods import condition
+from kitestring_operator.rollouts.pod import WorkerFiles, rollout_pod
+from kitestring_operator.rollouts.worker_config import CREDENTIAL, LAST_WORD_SECONDS, worker_config
+
+START_SECONDS = 900
+"""What a pod may take to be placed, to pull its image and to start, beyond the time of its attempt."""
+
+
+def rollout_job(context: RunContext, wanted: WantedRollout) -> list[Manifest]:
+    """Secret and Job of one attempt, the Secret first. `wanted` has passed `refusal`. Raises OverlayRefusedError."""
+    name = identity.rollout_job_name(context.name, wanted.rollout, wanted.number)
+    further = {names.LABEL_POOL: context.pool_name, names.LABEL_ROLLOUT: identity.fitting(wanted.rollout)}
+    metadata = identity.metadata(context, name, names.COMPONENT_ROLLOUT, further)
+    metadata["annotations"] = {names.ANNOTATION_ROLLOUT: wanted.rollout, names.ANNOTATION_NUMBER: str(wanted.number)}
+    if wanted.image is not None:
+        metadata["annotations"][names.ANNOTATION_TASK_IMAGE] = wanted.image
+    template = rollout_pod(
+        context,
+        WorkerFiles.of_secret(name),
+        further={names.LABEL_ROLLOUT: further[names.LABEL_ROLLOUT]},
+        image=wanted.image,
+        asked=_resources(wanted),
+    )
+    template["spec"]["restartPolicy"] = "Never"
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": "Opaque",
+        "data": {
+            CREDENTIAL: _encoded(wanted.credential),
+            WORKER_FILE: _encoded(json.dumps(worker_config(context, wanted.rollout), sort_keys=True)),
+        },
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            # one try: whether another follows is the queue's decision, under a name of its own
+            "backoffLimit": 0,
+            "completions": 1,
+            "parallelism": 1,
+            # a pod that drains is not failed yet: its worker still says how the agent ended
+            "podReplacementPolicy": "Failed",
+            "activeDeadlineSeconds": START_SECONDS + context.pool.limits.seconds + LAST_WORD_SECONDS,
+            "template": template,
+        },
+    }
+    return [secret, job]
+
+
+def refusal(pool: RolloutPoolSpec, wanted: WantedRollout) -> str | None:
+    """Why no pod is made for a rollout, whatever the queue says; None when one is. The task is at fault."""
+    if wanted.image is not None and not is_allowed(wanted.image, pool.allowed_images):
+        allowed = ", ".join(pool.allowed_images) or "none"
+        return f"image {wanted.image} is not one that spec.allowedImages of the pool allows ({allowed})"
+    try:
+        _resources(wanted)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in ("resources", *first["loc"]))
+        return f"{where}: found {first['input']!r}: {first['msg']}"
+    return None
+
+
+def is_allowed(image: str, allowed: Sequence[str]) -> bool:
+    """Whether an image is one of those, or begins as one that ends in `*`."""
+    return any(image.startswith(one[:-1]) if one.endswith("*") else image == one for one in allowed)
+
+
+def _resources(wanted: WantedRollout) -> Resources | None:
+    """ValidationError. Numbers are quantities: a task row says `{"cpu": 0.5}` as well as `{"cpu": "500m"}`."""
+    if wanted.resources is None:
+        return None
+    return Resources.from_manifest({kind: _texts(amounts) for kind, amounts in wanted.resources.items()})
+
+
+def _texts(amounts: object) -> object:
+    if not isinstance(amounts, Mapping):
+        return amounts
+    return {
+        kind: str(amount) if isinstance(amount, int | float) and not isinstance(amount, bool) else amount
+        for kind, amount in amounts.items()
+    }
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def attempt_seconds(job: Manifest) -> int:
+    """Time of the agent of such a Job."""
+    return int(job["spec"]["activeDeadlineSeconds"]) - START_SECONDS - LAST_WORD_SECONDS
+
+
+def has_ended(job: Manifest) -> bool:
+    """Whether a Job is complete or failed; Kubernetes says so when no pod of it runs any more."""
+    return "True" in (condition(job, "Complete"), condition(job, "Failed"))
+
+
+def rollout_of(job: Manifest) -> tuple[str, int]:
+    """(rollout, number) of a Job that `rollout_job` made."""
+    annotations: Mapping[str, Any] = job["metadata"]["annotations"]
+    return str(annotations[names.ANNOTATION_ROLLOUT]), int(annotations[names.ANNOTATION_NUMBER])
