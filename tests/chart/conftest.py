@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 def render_text(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
     """`helm template` of the release kitestring in the namespace system, with --set for each argument."""
 
+    @cache
     def run(*settings: str, values: Path | None = None) -> str:
         arguments = [f"--set={setting}" for setting in settings]
         if values is not None:
@@ -65,7 +67,7 @@ def render(render_text: Callable[..., str]) -> Render:
     """The objects that the chart makes."""
 
     def run(*settings: str, values: Path | None = None) -> list[Manifest]:
-        return [item for item in yaml.safe_load_all(render_text(*settings, values=values)) if item]
+        return [item for item in yaml.load_all(render_text(*settings, values=values), yaml.CSafeLoader) if item]
 
     return run
 
