@@ -224,6 +224,16 @@ def test_links_to_files_are_followed_and_links_to_folders_refused(folder: Path, 
         publish_folder(store, folder, PREFIX, "1.3")
 
 
+def test_hidden_files_are_left_out(folder: Path, tmp_path: Path) -> None:
+    """Of a model that was cloned, or downloaded by the hub's client."""
+    store = DirectoryStore(tmp_path / "store")
+    write(folder, {".gitattributes": b"x", ".cache/huggingface/x": b"x", "state/.lock": b""})
+    manifest = publish_folder(store, folder, PREFIX, "1.3")
+    fetch_folder(store, PREFIX, tmp_path / "got")
+    assert read(tmp_path / "got") == FILES
+    verify_folder(folder, manifest)
+
+
 def test_folders_that_cannot_be_published(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     (tmp_path / "empty").mkdir()
@@ -232,7 +242,7 @@ def test_folders_that_cannot_be_published(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         publish_folder(store, tmp_path / "nowhere", PREFIX, "1.3")
     with pytest.raises(KeyRefused):
-        publish_folder(store, write(tmp_path / "hidden", {".secret": b"x"}), PREFIX, "1.3")
+        publish_folder(store, write(tmp_path / "odd", {"a\nb": b"x"}), PREFIX, "1.3")
     with pytest.raises(ValueError, match="name of the manifest"):
         publish_folder(store, write(tmp_path / "taken", {"manifest.json": b"x"}), PREFIX, "1.3")
     assert list(store.list()) == []

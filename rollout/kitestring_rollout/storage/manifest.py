@@ -61,8 +61,9 @@ class Manifest(BaseModel):
 def publish_folder(store: ObjectStore, folder: Path, prefix: str, version: str) -> Manifest:
     """Put every file of `folder` below `prefix`, and last the manifest; a folder that was there is replaced.
 
-    Durable when this returns. Raises `StoreUnavailable`, `KeyRefused` for a file name that storage cannot hold
-    (hidden files among them), ValueError for a folder that cannot be told in a manifest, OSError.
+    Hidden files and folders are left out: storage holds no names that begin with a dot, and version control and
+    download caches leave such ones in models. Durable when this returns. Raises `StoreUnavailable`, `KeyRefused` for
+    another name that storage cannot hold, ValueError for a folder that cannot be told in a manifest, OSError.
     """
     paths = _files_of(folder)
     if not paths:
@@ -141,13 +142,15 @@ def _key(prefix: str, path: str) -> str:
 
 
 def _files_of(folder: Path) -> list[str]:
-    """Paths of all files below `folder`, in order. Links to files count as files; links to folders are refused."""
+    """Paths of all files below `folder`, hidden ones aside, in order. Links to files count as files; links to folders
+    are refused."""
     paths = []
     for root, folders, files in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             if (Path(root) / name).is_symlink():
                 raise ValueError(f"{Path(root) / name} is a link to a folder, which a published folder cannot hold")
-        paths += [(Path(root) / name).relative_to(folder).as_posix() for name in files]
+        paths += [(Path(root) / name).relative_to(folder).as_posix() for name in files if not name.startswith(".")]
     return sorted(paths)
 
 
