@@ -37,6 +37,7 @@ _ONE_OF = frozenset({"volumes", "env"})
 """Lists whose items have one source each: another kind of source takes the place of the one that was there."""
 
 _DIRECTIVE = "$patch"
+_GRACE = "terminationGracePeriodSeconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +120,18 @@ def overlaid(base: Manifest, template: Mapping[str, Any] | None, *, field: str, 
     """
     if not template:
         return base
-    refusals = [*_malformed(template, field), *_forbidden(base, template, field, walls)]
-    if refusals:
-        raise OverlayRefusedError(refusals)
-    merged_template: Manifest = merged(base, template)
-    return merged_template
+    malformed = list(_malformed(template, field))
+    if malformed:
+        raise OverlayRefusedError(malformed)
+    made: Manifest = merged(base, template)
+    changed = list(_changed(base, made, field, walls))
+    if changed:
+        raise OverlayRefusedError(changed)
+    return made
 
 
 def merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """Strategic merge of plain data; the overlay has been checked."""
+    """Strategic merge of plain data, with no wall around what is ours."""
     if overlay.get(_DIRECTIVE) == "replace":
         return {key: deepcopy(value) for key, value in overlay.items() if key != _DIRECTIVE}
     result = deepcopy(dict(base))
@@ -139,16 +143,18 @@ def merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any
         elif isinstance(value, Mapping):
             there = result.get(key)
             result[key] = merged(there if isinstance(there, Mapping) else {}, value)
-        elif isinstance(value, Sequence) and not isinstance(value, str) and key in MERGE_KEYS:
-            result[key] = _merged_list(result.get(key) or [], value, key)
+        elif isinstance(value, list) and key in MERGE_KEYS:
+            result[key] = _merged_list(_items(result.get(key)), value, key)
         else:
             result[key] = deepcopy(value)
     return result
 
 
-def _merged_list(base: Sequence[Any], overlay: Sequence[Any], name: str) -> list[Any]:
+def _merged_list(base: Sequence[Mapping[str, Any]], overlay: list[Any], name: str) -> list[Any]:
     """Items that are there keep their place, new ones come after them."""
     key = MERGE_KEYS[name]
+    if not all(isinstance(item, Mapping) and (key in item or _DIRECTIVE in item) for item in overlay):
+        return deepcopy(overlay)  # it cannot be merged; the API server says why it cannot be had either
     replaces = any(item.get(_DIRECTIVE) == "replace" and key not in item for item in overlay)
     result = [] if replaces else [deepcopy(item) for item in base]
     for item in overlay:
@@ -171,124 +177,123 @@ def _without_other_source(there: Mapping[str, Any], item: Mapping[str, Any], nam
     return {key: value for key, value in there.items() if key in item}
 
 
-# --- What is refused ----------------------------------------------------------------------------------------------
+# --- What a merge cannot carry out --------------------------------------------------------------------------------
 
 
 def _malformed(template: Mapping[str, Any], field: str) -> Iterator[Refusal]:
-    """What a strategic merge cannot carry out, and what is no part of a pod template."""
-    for key in template:
+    for key, value in template.items():
         if key not in ("metadata", "spec"):
-            yield Refusal(
-                f"{field}.{key}", "a field", "a pod template has metadata and spec", "move it below one of them"
-            )
-    for part in ("metadata", "spec"):
-        value = template.get(part)
-        if value is not None and not isinstance(value, Mapping):
-            yield Refusal(f"{field}.{part}", _short(value), "an object is needed", "write an object")
-        elif value is not None:
-            yield from _directives(value, f"{field}.{part}", top=True)
+            remedy = "move it below one of them"
+            yield Refusal(f"{field}.{key}", "a field", "a pod template has metadata and spec", remedy)
+        elif not isinstance(value, Mapping):
+            yield Refusal(f"{field}.{key}", _short(value), "an object is needed", "write an object")
+        else:
+            yield from _directives(value, f"{field}.{key}")
+    for key in _mapping(template.get("metadata")):
+        if key not in ("labels", "annotations", _DIRECTIVE):
+            yield Refusal(f"{field}.metadata.{key}", "a field", "allowed: labels, annotations", "remove it")
 
 
-def _directives(value: Mapping[str, Any], field: str, *, top: bool = False) -> Iterator[Refusal]:
+def _directives(value: Mapping[str, Any], field: str) -> Iterator[Refusal]:
     directive = value.get(_DIRECTIVE)
     if directive not in (None, "merge", "replace", "delete"):
         yield Refusal(f"{field}.$patch", _short(directive), "allowed: merge, replace, delete", "correct the word")
-    if top and directive in ("replace", "delete"):
-        yield Refusal(f"{field}.$patch", _short(directive), "it would take our pod away", "remove it")
     for key, item in value.items():
         here = f"{field}.{key}"
         if key.startswith("$") and key != _DIRECTIVE:
             yield Refusal(here, "a directive", "of the directives only $patch is honoured", "write the whole list")
         elif isinstance(item, Mapping):
             yield from _directives(item, here)
-        elif key in MERGE_KEYS:
+        elif isinstance(item, list) and key in MERGE_KEYS:
             yield from _list_directives(item, here, MERGE_KEYS[key])
 
 
-def _list_directives(items: object, field: str, key: str) -> Iterator[Refusal]:
-    if items is None:
-        return
-    if not isinstance(items, Sequence) or isinstance(items, str):
-        yield Refusal(field, _short(items), "a list is needed", "write a list")
-        return
+def _list_directives(items: Sequence[object], field: str, key: str) -> Iterator[Refusal]:
     for index, item in enumerate(items):
         if not isinstance(item, Mapping):
             yield Refusal(f"{field}[{index}]", _short(item), "an object is needed", "write an object")
-        elif key not in item:
-            if dict(item) != {_DIRECTIVE: "replace"}:
-                yield Refusal(f"{field}[{index}]", f"no {key}", "items of this list are told apart by it", f"add {key}")
-        else:
+        elif key in item:
             yield from _directives(item, f"{field}[{item[key]}]")
+        elif dict(item) != {_DIRECTIVE: "replace"}:
+            yield Refusal(f"{field}[{index}]", f"no {key}", "items of this list are told apart by it", f"add {key}")
 
 
-def _forbidden(base: Manifest, template: Mapping[str, Any], field: str, walls: Walls) -> Iterator[Refusal]:
-    yield from _metadata(_mapping(template.get("metadata")), f"{field}.metadata")
-    spec = _mapping(template.get("spec"))
-    where = f"{field}.spec"
-    for name, remedy in walls.pod_fields.items():
-        if name in spec:
-            yield Refusal(f"{where}.{name}", _short(spec[name]), "Kitestring sets it", remedy)
-    seconds = spec.get("terminationGracePeriodSeconds", 1)
-    if not isinstance(seconds, int) or isinstance(seconds, bool) or seconds < 1:
-        remedy = "write a number of seconds from 1"
-        yield Refusal(f"{where}.terminationGracePeriodSeconds", _short(seconds), "an integer is needed", remedy)
-    ours = base["spec"]
-    for group in ("initContainers", "containers"):
-        yield from _containers(ours, group, spec.get(group), f"{where}.{group}", walls)
-    yield from _volumes(ours, spec.get("volumes"), f"{where}.volumes")
+# --- What of ours is no longer as it was --------------------------------------------------------------------------
 
 
-def _metadata(metadata: Mapping[str, Any], field: str) -> Iterator[Refusal]:
-    for key in metadata:
-        if key not in ("labels", "annotations"):
-            yield Refusal(f"{field}.{key}", "a field", "allowed: labels, annotations", "remove it")
+def _changed(base: Manifest, made: Manifest, field: str, walls: Walls) -> Iterator[Refusal]:
+    """By what way does not matter: a field that was written over, a directive, a null."""
     for part in ("labels", "annotations"):
-        for key in _mapping(metadata.get(part)):
-            if key.startswith(f"{names.GROUP}/") or (part == "labels" and key in _LABELS):
-                remedy = "use a key of your own"
-                yield Refusal(f"{field}.{part}[{key}]", "a value", "Kitestring finds its pods by it", remedy)
+        before = _ours_of(_mapping(base.get("metadata")).get(part))
+        after = _ours_of(_mapping(made.get("metadata")).get(part))
+        for key in sorted({*before, *after}):
+            if before.get(key) != after.get(key):
+                where = f"{field}.metadata.{part}[{key}]"
+                yield Refusal(where, _short(after.get(key)), "Kitestring finds its pods by it", "use a key of your own")
+    ours, spec, where = base["spec"], _mapping(made.get("spec")), f"{field}.spec"
+    for name, remedy in walls.pod_fields.items():
+        if spec.get(name) != ours.get(name):
+            yield Refusal(f"{where}.{name}", _short(spec.get(name)), "Kitestring sets it", remedy)
+    seconds = spec.get(_GRACE)
+    if _GRACE in ours and (not isinstance(seconds, int) or isinstance(seconds, bool) or seconds < 1):
+        remedy = "write a number of seconds from 1"
+        yield Refusal(f"{where}.{_GRACE}", _short(seconds), "an integer is needed", remedy)
+    for group, other in (("initContainers", "containers"), ("containers", "initContainers")):
+        elsewhere = _by(spec.get(other), "name")
+        found = _by(spec.get(group), "name")
+        for container in ours.get(group, ()):
+            name = container["name"]
+            here = f"{where}.{group}[{name}]"
+            if name in elsewhere:
+                taken = f"{where}.{other}[{name}]"
+                yield Refusal(taken, "a container", f"ours of that name is in {group}", "choose another name")
+            if name not in found:
+                yield Refusal(here, "nothing", "it is a part of Kitestring", "leave it in its place")
+            else:
+                yield from _container(container, found[name], here, walls)
+    yield from _volumes(ours, spec, f"{where}.volumes")
 
 
-def _containers(ours: Manifest, group: str, theirs: object, field: str, walls: Walls) -> Iterator[Refusal]:
-    other = "containers" if group == "initContainers" else "initContainers"
-    here = {container["name"] for container in ours.get(group, ())}
-    there = {container["name"] for container in ours.get(other, ())}
-    for item in _items(theirs):
-        if dict(item) == {_DIRECTIVE: "replace"} and here:
-            yield Refusal(field, "$patch: replace", "it would take our containers away", "remove it")
-        name = item.get("name")
-        if name in there:
-            yield Refusal(f"{field}[{name}]", "a container", f"ours of that name is in {other}", "choose another name")
-        if name in here:
-            yield from _container(item, f"{field}[{name}]", walls)
-
-
-def _container(item: Mapping[str, Any], field: str, walls: Walls) -> Iterator[Refusal]:
-    if item.get(_DIRECTIVE) in ("delete", "replace"):
-        yield Refusal(f"{field}.$patch", item[_DIRECTIVE], "it would take a container of ours away", "remove it")
+def _container(ours: Mapping[str, Any], made: Mapping[str, Any], field: str, walls: Walls) -> Iterator[Refusal]:
     for name, remedy in walls.container_fields.items():
-        if name in item:
-            yield Refusal(f"{field}.{name}", _short(item[name]), "Kitestring sets it", remedy)
-    for variable in _items(item.get("env")):
-        name = str(variable.get("name", ""))
-        if any(_matches(name, wall) for wall in walls.variables):
-            yield Refusal(f"{field}.env[{name}]", "a variable", "Kitestring sets it", "remove it")
-    for mount in _items(item.get("volumeMounts")):
-        path = posixpath.normpath(str(mount.get("mountPath", "")))
-        if any(path == root or path.startswith(f"{root}/") for root in walls.mount_roots):
-            remedy = "mount it elsewhere"
-            yield Refusal(f"{field}.volumeMounts[{path}]", "a mount", "configs and secrets of ours are there", remedy)
+        if made.get(name) != ours.get(name):
+            yield Refusal(f"{field}.{name}", _short(made.get(name)), "Kitestring sets it", remedy)
+
+    def protected(container: Mapping[str, Any]) -> dict[str, Any]:
+        variables = _by(container.get("env"), "name")
+        return {key: value for key, value in variables.items() if any(_matches(key, wall) for wall in walls.variables)}
+
+    def mounted(container: Mapping[str, Any]) -> dict[str, Any]:
+        mounts = {
+            posixpath.normpath(str(path)): item
+            for path, item in _by(container.get("volumeMounts"), "mountPath").items()
+        }
+        roots = walls.mount_roots
+        return {path: item for path, item in mounts.items() if any(f"{path}/".startswith(f"{root}/") for root in roots)}
+
+    for key in _differing(protected(ours), protected(made)):
+        yield Refusal(f"{field}.env[{key}]", "another value or none", "Kitestring sets it", "leave it as it is")
+    for key in _differing(mounted(ours), mounted(made)):
+        why = "configs and secrets of ours are there"
+        yield Refusal(f"{field}.volumeMounts[{key}]", "another mount or none", why, "mount yours elsewhere")
 
 
-def _volumes(ours: Manifest, theirs: object, field: str) -> Iterator[Refusal]:
+def _volumes(ours: Mapping[str, Any], made: Mapping[str, Any], field: str) -> Iterator[Refusal]:
     """Scratch volumes of ours may become others; those with configs and secrets may not."""
-    fixed = {v["name"] for v in ours.get("volumes", ()) if "configMap" in v or "secret" in v or "projected" in v}
-    for item in _items(theirs):
-        if dict(item) == {_DIRECTIVE: "replace"}:
-            yield Refusal(field, "$patch: replace", "it would take our volumes away", "remove it")
-        elif item.get("name") in fixed:
-            remedy = "choose another name"
-            yield Refusal(f"{field}[{item['name']}]", "a volume", "ours of that name holds configs or secrets", remedy)
+    before, after = _by(ours.get("volumes"), "name"), _by(made.get("volumes"), "name")
+    for name, volume in before.items():
+        if {"configMap", "secret", "projected"} & set(volume) and after.get(name) != volume:
+            why = "ours of that name holds configs or secrets"
+            yield Refusal(f"{field}[{name}]", "another volume or none", why, "choose another name for yours")
+
+
+def _ours_of(metadata: object) -> dict[str, Any]:
+    own = _mapping(metadata)
+    return {key: value for key, value in own.items() if key.startswith(f"{names.GROUP}/") or key in _LABELS}
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
 def _matches(name: str, wall: str) -> bool:
@@ -300,12 +305,17 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _items(value: object) -> list[Mapping[str, Any]]:
-    """The objects in a list; what else is there is reported as malformed."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return []
-    return [item for item in value if isinstance(item, Mapping)]
+    """The objects in a list; what is none is the API server's to refuse."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _by(value: object, key: str) -> dict[str, Mapping[str, Any]]:
+    """The objects in a list by the text that tells them apart."""
+    return {item[key]: item for item in _items(value) if isinstance(item.get(key), str)}
 
 
 def _short(value: object) -> str:
+    if value is None:
+        return "nothing"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -103,13 +103,13 @@ def golden_text(case: str, namespace: str = "team-a") -> str:
     made = of_case(case, namespace)
     objects = []
     for item in run_objects(made):
+        shown = _without_owner(item)
         if item["kind"] == "ConfigMap":
-            data = {name: json.loads(text) for name, text in item["data"].items()}
-            assert data["trainer.json"]["spec"] == made.spec.manifest()
-            assert data["trainer.json"]["pool"] == made.pool.manifest()
-            data["trainer.json"] |= {"spec": "that of the run, defaults filled in", "pool": "that of the pool"}
-            item = item | {"data": data}
-        objects.append(_without_owner(item))
+            shown["data"] = {name: json.loads(text) for name, text in item["data"].items()}
+            trainer = shown["data"]["trainer.json"]
+            assert (trainer["spec"], trainer["pool"]) == (made.spec.manifest(), made.pool.manifest())
+            trainer |= {"spec": "that of the run, defaults filled in", "pool": "that of the pool"}
+        objects.append(shown)
     # leaves in one line: fewer lines, and one for each thing
     text = yaml.dump_all(
         objects, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True
