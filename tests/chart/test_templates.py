@@ -12,6 +12,11 @@ import pytest
 import yaml
 
 from kitestring_api import names
+from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.controller import OWNED
+from kitestring_operator.handlers import WATCHED
+from kitestring_operator.parts.network import COMPONENT_OPERATOR
+from kitestring_operator.probes import LIVE_ROUTES, READY_ROUTE
 from kitestring_operator.settings import Settings, load_settings
 from tests.chart.conftest import CHART, KUBE_VERSION, ROOT, Manifest, Render, of_kind
 
@@ -171,6 +176,18 @@ def test_the_operator_may_do_what_the_table_says_and_nothing_else(render: Render
     assert "*" not in str(roles[binding["roleRef"]["name"]]["rules"]) + str(own["rules"])
 
 
+def test_the_operator_may_list_and_watch_what_it_lists_and_watches_and_nothing_else() -> None:
+    resources = {names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL}
+    for verb, kinds in (
+        ("watch", {*resources, *WATCHED, "Workload"}),
+        ("list", {*resources, *OWNED, "PodDisruptionBudget", "Workload"}),
+    ):
+        granted_of = {
+            (group, resource) for group, resource, granted_verb in documented_rights("served") if granted_verb == verb
+        }
+        assert granted_of == {(KINDS[kind].group, KINDS[kind].plural) for kind in kinds}
+
+
 def test_with_namespaces_nothing_is_granted_elsewhere(render: Render) -> None:
     objects = render("namespaces={a,b}")
     assert not of_kind(objects, "ClusterRoleBinding")
@@ -234,7 +251,15 @@ def test_the_operators_port_and_environment_have_the_names_of_the_api(render: Re
     assert of_kind(objects, "Service")[0]["spec"]["ports"][0]["port"] == names.PORT_OPERATOR
     assert names.ENV_LOG_LEVEL in {variable["name"] for variable in container["env"]}
     probes = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
-    assert probes == {"startup": names.ROUTE_HEALTH, "liveness": names.ROUTE_HEALTH, "readiness": names.ROUTE_READY}
+    assert probes["readiness"] == READY_ROUTE
+    assert {probes["startup"], probes["liveness"]} <= set(LIVE_ROUTES)
+
+
+def test_runs_let_the_operator_in(render: Render) -> None:
+    """The NetworkPolicy of a trainer names the operator's pods by these labels."""
+    labels = of_kind(render(), "Deployment")[0]["spec"]["template"]["metadata"]["labels"]
+    assert labels[names.LABEL_APP] == names.LABEL_APP_VALUE
+    assert labels[names.LABEL_COMPONENT] == COMPONENT_OPERATOR
 
 
 def test_selectors_find_the_pods_and_no_others(render: Render) -> None:
