@@ -10,7 +10,7 @@ from kitestring_api.v1alpha1.scalars import Bucket, ObjectKey, Token, Url
 class StorageCredentials(ApiModel):
     """Secrets with the keys accessKeyId and secretAccessKey, one for each part of a run's prefix.
 
-    What each must be allowed to do is in docs/cluster.md. Gateway, agents and workers have none.
+    Gateway, agents and workers have none.
     """
 
     traces: ObjectReference | None = Field(None, description="Of the collector: puts below traces/.")
