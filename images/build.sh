@@ -21,7 +21,7 @@ while [ $# -gt 0 ]; do
       case $1 in --base-image) base_image=$2 ;; --prefix) prefix=$2 ;; --tag) tag=$2 ;; esac
       shift 2
       ;;
-    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,/^set/{/^set/d; s/^# \{0,1\}//;p;}' "$0"; exit 0 ;;
     -*) fail "$1: no such option (--base-image, --prefix, --tag)" ;;
     *)
       case " ${known[*]} " in *" $1 "*) names+=("$1") ;; *) fail "$1: no such image (${known[*]})" ;; esac
@@ -66,7 +66,9 @@ commands() { # commands NAME…: those of the packages' commands that the image 
   local command
   for command in "$@"; do mv "$stage/site-packages/bin/$command" "$stage/bin/"; done
   rm -r "$stage/site-packages/bin"
-  [ $# -eq 0 ] || sed -i '1s|^#!.*python.*$|#!/opt/kitestring/bin/python|' "$stage"/bin/*
+  [ $# -gt 0 ] || return 0
+  sed -i.orig '1s|^#!.*python.*$|#!/opt/kitestring/bin/python|' "$stage"/bin/*
+  rm "$stage"/bin/*.orig
 }
 quickstart() { # the calculator example, without what it has made on this machine
   mkdir -p "$stage/calculator/policy"
