@@ -229,8 +229,12 @@ def _launched(agent: Container) -> None:
 
 def _agent_resources(said: Mapping[str, Any], asked: Resources | None) -> dict[str, Any]:
     """Requests of ours where the template says nothing of a kind; over both what the task asks for."""
-    named = {*said.get("requests", {}), *said.get("limits", {})}
-    requests = {kind: amount for kind, amount in AGENT_REQUESTS.items() if kind not in named}
-    of_template = {kind: said[kind] for kind in said if kind not in ("requests", "limits")}
-    made = resources(asked, requests=requests | said.get("requests", {}), limits=said.get("limits", {}))
-    return of_template | made
+    requests, limits = (_amounts(said.get(field)) for field in ("requests", "limits"))
+    ours = {kind: amount for kind, amount in AGENT_REQUESTS.items() if kind not in requests | limits}
+    further = {field: said[field] for field in said if field not in ("requests", "limits")}
+    return further | resources(asked, requests=ours | requests, limits=limits)
+
+
+def _amounts(said: Mapping[str, Any] | None) -> dict[str, str]:
+    """YAML reads `cpu: 1` as a number; the API writes quantities as text."""
+    return {kind: str(amount) for kind, amount in (said or {}).items()}
