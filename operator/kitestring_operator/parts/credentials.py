@@ -8,15 +8,13 @@ from kitestring_operator.observed import GeneratedSecret
 TOKEN_KEY = "tokenKey"  # noqa: S105 -- the name of it
 """Signs the tokens of attempts: gateways only."""
 ADMIN = "adminCredential"
-"""Trainer to gateways and to the sidecars of policy servers."""
+"""Trainer to gateways and to the sidecars of policy servers; its nodes make Ray's token from it."""
 QUEUE = "queueCredential"
 """Workers and operator to the trainer's queue."""
 COLLECTOR = "collectorCredential"
 """Gateways to the collector of calls."""
 AGENT = "agentCredential"
 """Gateways to the collector of agents' own spans."""
-RAY = "rayToken"
-"""The trainer's nodes among each other."""
 
 BYTES = 48
 """Of each: 64 characters of base64url."""
@@ -24,6 +22,4 @@ BYTES = 48
 
 def generated_secret(run: str) -> GeneratedSecret:
     """`RUN-keys`."""
-    return GeneratedSecret(
-        identity.keys_name(run), dict.fromkeys((TOKEN_KEY, ADMIN, QUEUE, COLLECTOR, AGENT, RAY), BYTES)
-    )
+    return GeneratedSecret(identity.keys_name(run), dict.fromkeys((TOKEN_KEY, ADMIN, QUEUE, COLLECTOR, AGENT), BYTES))

@@ -142,12 +142,6 @@ def _trainer(context: RunContext, inputs: Inputs) -> pod.Container:
     env = pod.variables()
     if gpus:
         env += [{"name": "NCCL_DEBUG", "value": "WARN"}]
-    if trainer.nodes > 1:
-        # Ray runs whatever it is told: beside the NetworkPolicy it wants to see the run's own token
-        env += [
-            {"name": "RAY_AUTH_MODE", "value": "token"},
-            pod.secret_variable("RAY_AUTH_TOKEN", identity.keys_name(context.name), credentials.RAY),
-        ]
     mounts = [
         pod.CONFIG_MOUNT,
         pod.KEYS_MOUNT,

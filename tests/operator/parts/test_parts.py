@@ -446,6 +446,5 @@ def test_the_secret_of_a_run_has_every_key_that_its_pods_mount() -> None:
         "queueCredential",
         "collectorCredential",
         "agentCredential",
-        "rayToken",
     }
     assert all(count >= 32 for count in generated.keys.values())

@@ -136,7 +136,7 @@ S3 = {"accessKeyId", "secretAccessKey"}
             {
                 "fetch": {"runs-all": S3, "hf": {"token"}, "tasks-reader": S3},
                 "trainer": {
-                    "coder-keys": {"queueCredential", "adminCredential", "rayToken"},
+                    "coder-keys": {"queueCredential", "adminCredential"},
                     "runs-all": S3,
                 },
                 "gateway": {"coder-keys": {"tokenKey", "adminCredential", "collectorCredential", "agentCredential"}},
