@@ -62,7 +62,10 @@ func execute(source io.ReadCloser) string {
 		}
 	}
 	defaultSignals()
-	return startFailure(executeFirst(candidates(argv[0], agent.Path), argv, env), argv[0], agent.Path)
+	err = firstThatGoes(candidates(argv[0], agent.Path), func(file string) error {
+		return syscall.Exec(file, argv, env)
+	})
+	return startFailure(err, argv[0], agent.Path)
 }
 
 func texts(words [][]byte) []string {
@@ -102,11 +105,13 @@ func candidates(command, path string) []string {
 	return files
 }
 
-// executeFirst becomes the first of the files that can be executed; otherwise the error that says most.
-func executeFirst(files, argv, env []string) error {
+// firstThatGoes tries to start one file after the other. When none can be started, the error that says most.
+func firstThatGoes(files []string, start func(file string) error) error {
 	var last, telling error
 	for _, file := range files {
-		last = syscall.Exec(file, argv, env)
+		if last = start(file); last == nil {
+			return nil
+		}
 		if last != syscall.ENOENT && last != syscall.ENOTDIR && telling == nil {
 			telling = last
 		}

@@ -234,24 +234,36 @@ func (l *launcher) begin(said message) error {
 	return nil
 }
 
-// bury collects children; when a guardian was killed, what it left fell to us: nothing of that may live. false: the
-// agents cannot be forked any more.
+// bury collects children. One that is no guardian is what a guardian left that was killed, and maybe the last that
+// led to others: nothing of that may live. false: the agents cannot be forked any more.
 func (l *launcher) bury() bool {
 	ended, _ := reap()
-	orphaned := false
-	for pid, status := range ended {
-		orphaned = orphaned || (l.guardians[pid] && status != 0)
-		delete(l.guardians, pid)
-	}
-	if orphaned {
-		killTree(os.Getpid(), l.guardians)
-	}
 	if l.preloaded != nil {
 		if _, died := ended[l.preloaded.pid]; died {
 			return l.preloaded.buried(l.control)
 		}
 	}
+	l.killOrphans(ended)
 	return true
+}
+
+func (l *launcher) killOrphans(ended map[int]syscall.WaitStatus) {
+	orphaned := false
+	for pid, status := range ended {
+		orphaned = orphaned || !l.guardians[pid] || status != 0
+		delete(l.guardians, pid)
+	}
+	if orphaned {
+		killTree(os.Getpid(), l.spared())
+	}
+}
+
+// spared are the children that see to what is below them.
+func (l *launcher) spared() map[int]bool {
+	if l.preloaded != nil {
+		return map[int]bool{l.preloaded.pid: true}
+	}
+	return l.guardians
 }
 
 // endAll waits for the guardians, which end with their channels, and ends what is left then.
@@ -265,12 +277,7 @@ func (l *launcher) endAll() {
 		if none {
 			return
 		}
-		for pid, status := range ended {
-			if l.guardians[pid] && status != 0 {
-				delete(l.guardians, pid)
-				killTree(os.Getpid(), l.guardians)
-			}
-		}
+		l.killOrphans(ended)
 		select {
 		case <-l.children:
 		case <-giveUp:

@@ -49,11 +49,10 @@ func startPreloaded(plan *Plan) (*preloaded, string) {
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
 	var pid int
-	for _, file := range candidates(command, path) {
-		if pid, err = syscall.ForkExec(file, argv, attributes); err == nil {
-			break
-		}
-	}
+	err = firstThatGoes(candidates(command, path), func(file string) (err error) {
+		pid, err = syscall.ForkExec(file, argv, attributes)
+		return err
+	})
 	if err != nil {
 		syscall.Close(pair[0])
 		return nil, fmt.Sprintf("agentProtocol.preload: %s: %s (PATH=%s); correct the first word of `command`",

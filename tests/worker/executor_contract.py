@@ -128,7 +128,7 @@ class ExecutorContract:
         self, start_executor: StartExecutor, queue: FakeQueue
     ) -> None:
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-        finish = await self.run(start_executor, queue, code, lease={"deadline_seconds": 0.5}, grace_seconds=0.3)
+        finish = await self.run(start_executor, queue, code, lease={"deadline_seconds": 2.0}, grace_seconds=0.3)
         assert (finish.ended, finish.signal) == ("deadline", 9)
 
     @pytest.mark.parametrize(

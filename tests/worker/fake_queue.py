@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +57,10 @@ class FakeQueue:
         self.cancelled: set[str] = set()
         self.gone: set[str] = set()
         self.ended = False
+        self.missing = False
+        """Whether a rollout that is asked for by name can never be had."""
+        self.asking = 0
+        """Executors that wait for a lease."""
         self.changed = asyncio.Condition()
         self.port = 0
         self._runner: web.AppRunner | None = None
@@ -121,10 +124,17 @@ class FakeQueue:
         asked = LeaseRequest.model_validate_json(await request.read())
         self.requests.append(asked)
         await self._note()
-        with contextlib.suppress(TimeoutError):
-            await self.until(lambda: self.ended or bool(self.waiting), asked.wait_seconds)
+        self.asking += 1
+        try:
+            await self.until(lambda: self.ended or self.missing or bool(self.waiting), asked.wait_seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self.asking -= 1
         if self.ended:
             return web.Response(status=410, text='{"error": "ended", "reason": "RunEnded"}')
+        if self.missing and asked.rollout is not None:
+            return web.Response(status=404, text='{"error": "no such rollout", "reason": "RolloutGone"}')
         given, self.waiting = self.waiting[: asked.capacity], self.waiting[asked.capacity :]
         self.leased.update({lease.lease: lease for lease in given})
         await self._note()

@@ -1,4 +1,4 @@
-"""A pod on this machine: the static launcher as a process, started again as by a kubelet, and a worker at its socket."""
+"""A pod on this machine: the launcher as a process, started again as by a kubelet, and a worker at its socket."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kitestring_rollout.worker.config import WorkerConfig
-from tests.worker.conftest import WorkerApart, WorkerHere
+from tests.worker.conftest import PATH, WorkerApart, WorkerHere
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "rollout" / "launcher"
@@ -98,21 +99,50 @@ class Container:
         await self.ended()
 
 
+NOBODY = 65534
+
+
+def _runs_python(uid: int) -> bool:
+    command = ["python3", "-c", ""]
+    return subprocess.run(command, env={"PATH": PATH}, user=uid, extra_groups=[], cwd="/", check=False).returncode == 0
+
+
+AGENT_UID = NOBODY if os.getuid() == 0 and _runs_python(NOBODY) else None
+"""Another user than the worker's, where the tests may choose and that user has a Python."""
+
+
 def in_pod(config: WorkerConfig, folder: Path) -> WorkerConfig:
     return config.model_copy(update={"launcher_socket": folder / "socket" / "launcher.sock"})
 
 
-def container(config: WorkerConfig, env: Mapping[str, str], uid: int | None = None) -> Container:
-    command = (str(built_launcher()), "--socket", str(config.launcher_socket))
-    return Container(command, env, config.queue_credential_file.parent, uid)
+def installed_launcher(folder: Path) -> Path:
+    """The launcher in a folder that the agents' user can read, as an init container puts it there."""
+    target = folder / "bin"
+    target.mkdir(exist_ok=True)
+    subprocess.run([str(built_launcher()), "install", str(target)], check=True)
+    return target / "launcher"
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """What containers of other users may enter, with a scratch folder for the agents."""
+    folder = Path(tempfile.mkdtemp(prefix="pod-"))
+    folder.chmod(0o755)
+    (folder / "scratch").mkdir()
+    if AGENT_UID is not None:
+        os.chown(folder / "scratch", AGENT_UID, AGENT_UID)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 class PodHere(WorkerHere):
     """Worker and launcher together, as an executor."""
 
-    def __init__(self, config: WorkerConfig, env: Mapping[str, str]) -> None:
+    def __init__(self, config: WorkerConfig, container: Container) -> None:
         super().__init__(config)
-        self.container = container(config, env)
+        self.container = container
 
     async def begin(self) -> None:
         await super().begin()
@@ -120,9 +150,9 @@ class PodHere(WorkerHere):
 
 
 class PodApart(WorkerApart):
-    def __init__(self, config: WorkerConfig, env: Mapping[str, str]) -> None:
+    def __init__(self, config: WorkerConfig, container: Container) -> None:
         super().__init__(config)
-        self.container = container(config, env)
+        self.container = container
 
     async def begin(self) -> None:
         await super().begin()

@@ -10,7 +10,7 @@ import pytest
 from tests.worker.conftest import PATH, StartWorker, WorkerHere, worker_config
 from tests.worker.executor_contract import ExecutedAgentContract, ExecutorContract, Setup
 from tests.worker.fake_queue import FakeQueue
-from tests.worker.pod import PodApart, PodHere, in_pod
+from tests.worker.pod import Container, PodApart, PodHere, built_launcher, in_pod
 
 
 @pytest.fixture
@@ -22,7 +22,8 @@ async def start_executor(
 
     async def start(setup: Setup) -> WorkerHere:
         config = in_pod(worker_config(tmp_path, queue.url, setup, preload), tmp_path)
-        pod = PodApart(config, {"PATH": PATH}) if setup.apart else PodHere(config, {"PATH": PATH})
+        container = Container((built_launcher(), "--socket", str(config.launcher_socket)), {"PATH": PATH}, tmp_path)
+        pod = PodApart(config, container) if setup.apart else PodHere(config, container)
         started.append(pod)
         await pod.begin()
         return pod

@@ -808,10 +808,13 @@ def receive_descriptor(source: socket.socket) -> tuple[bytes, int | None]:
 
 
 def _bury(spared: set[int]) -> None:
-    """Collects guardians; when one was killed, what it left fell to us: nothing of that may live."""
+    """Collects guardians; when one was killed, what it left fell to us: nothing of that may live.
+
+    Nor what that has led to: an orphan may end just when its child is not yet to be seen.
+    """
     orphaned = False
     for pid, status in reap():
-        orphaned = orphaned or (pid in spared and status != 0)
+        orphaned = orphaned or pid not in spared or status != 0
         spared.discard(pid)
     if orphaned:
         kill_tree(os.getpid(), spared)

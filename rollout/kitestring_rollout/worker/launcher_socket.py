@@ -1,11 +1,11 @@
 """A launcher in another container: it comes to a socket of ours, and when it goes another one may.
 
 Agents run beside the launcher, as the same user and with the same folders, and must never be taken for it. So the
-socket is there only while no agent can be: a launcher holds a lock (`flock` on a file beside the socket) from before its
-first agent until it dies, and the worker listens only when nobody holds that lock. One connection is taken; then the
-socket is removed. A launcher that ends has ended its agents before. When the first process of a container is killed, the
-kernel closes its files, the lock included, and in the same exit kills every other process of the container;
-SETTLE_SECONDS cover the moment in between.
+socket is there only while no agent can be: a launcher holds a lock (`flock` on a file beside the socket) from before
+its first agent until it dies, and the worker listens only when nobody holds that lock. One connection is taken; then
+the socket is removed. A launcher that ends has ended its agents before. When the first process of a container is
+killed, the kernel closes its files, the lock included, and in the same exit kills every other process of the
+container; SETTLE_SECONDS cover the moment in between.
 """
 
 from __future__ import annotations

@@ -106,13 +106,13 @@ class Worker:
 
     async def _lease(self, free: int) -> tuple[Lease, ...]:
         """Leases for `free` agents, none when there are none now or we are to stop; RunEnded."""
-        # The first time without patience: whether the queue can be reached is soon known.
-        wait = self._config.poll_seconds if self._answered else 0.0
-        request = LeaseRequest(
-            executor=self._config.name, capacity=free, wait_seconds=wait, rollout=self._config.rollout
-        )
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
+            # Without patience at first: whether the queue can be reached is to be known soon.
+            wait = self._config.poll_seconds if self.reaches_queue else 0.0
+            request = LeaseRequest(
+                executor=self._config.name, capacity=free, wait_seconds=wait, rollout=self._config.rollout
+            )
             asking = asyncio.create_task(self._queue.lease(request))
             await self._wait({asking})
             if not asking.done():
