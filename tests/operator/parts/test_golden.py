@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kitestring_api import names
 from kitestring_operator.parts import run_objects
@@ -16,7 +18,16 @@ from kitestring_rollout.policy_sidecar.config import PolicySidecarConfig
 from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.policy_server.config import PolicyServerConfig
-from tests.operator.parts.rendering import CASES, COMMON_LABELS, UID, config_of, golden_file, golden_text, of_case
+from tests.operator.parts.rendering import (
+    CASES,
+    COMMON_LABELS,
+    UID,
+    config_of,
+    context,
+    golden_file,
+    golden_text,
+    of_case,
+)
 from tests.operator.parts.strict import faults
 
 MODELS = {
@@ -105,3 +116,11 @@ def _spoil(value: Any) -> None:
         for item in value:
             _spoil(item)
         value.append("spoiled")
+
+
+def test_the_quick_start_is_rendered_as_it_stands() -> None:
+    text = (Path(__file__).parents[3] / "examples/calculator/trainingrun.yaml").read_text()
+    found = {document["kind"]: document for document in yaml.safe_load_all(text)}
+    objects = run_objects(context(found["TrainingRun"], found["RolloutPool"]))
+    assert [fault for item in objects for fault in faults(item)] == []
+    assert config_of(objects, "fetch.json") == {"items": []}
