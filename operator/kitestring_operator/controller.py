@@ -173,7 +173,8 @@ class Controller:
             started = self._begun[key] = time.monotonic()
             outcome = "done"
             try:
-                wait = await (self._run(key) if key.kind == names.KIND_TRAINING_RUN else self._pool(key))
+                is_run = key.kind == names.KIND_TRAINING_RUN
+                wait = await (self.reconcile_run(key) if is_run else self.reconcile_pool(key))
                 self._queue.succeeded(key)
                 if wait is not None:
                     self._queue.add_after(key, wait)
@@ -186,7 +187,8 @@ class Controller:
                 self._queue.done(key)
             self._metrics.reconcile_seconds.labels(key.kind, outcome).observe(time.monotonic() - started)
 
-    async def _run(self, key: Key) -> float | None:
+    async def reconcile_run(self, key: Key) -> float | None:
+        """Make a run what it is to be. Seconds after which something falls due, if anything. Raises ClusterError."""
         run = self._cache.get(key.ref)
         if run is None:
             gone = self._memory.pop((key.namespace, key.name), None)
@@ -201,10 +203,14 @@ class Controller:
         self._metrics.decide_seconds.labels(key.kind).observe(time.thread_time() - started)
         return await self._effects.carry_out(observed, decision, memory)
 
-    async def _pool(self, key: Key) -> float | None:
+    async def reconcile_pool(self, key: Key) -> float | None:
+        """Write the status of a pool. Seconds after which to look again, if it is too early. Raises ClusterError."""
         pool = self._cache.get(key.ref)
         if pool is None or "deletionTimestamp" in pool["metadata"]:
             self._queue.forget(key)
+            if pool is not None:
+                self._observation.forget(pool["metadata"]["uid"])
+                self._effects.forget_pool(pool["metadata"]["uid"])
             return None
         started = time.thread_time()
         runs = self._users(key.namespace, key.name)

@@ -112,7 +112,7 @@ def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
     if context.pool.isolation == "Job":
         apart = _rollout_jobs(context, observed)
     return _Made(
-        objects=(*objects, *apart.objects),
+        objects=tuple(identity.with_spec_hash(item) for item in (*objects, *apart.objects)),
         generated_secrets=(credentials.generated_secret(observed.name),),
         deletions=tuple(apart.deletions),
         live=_live(context),
@@ -125,7 +125,7 @@ def _stamped(item: Manifest, way: Course) -> Manifest:
     before = way.restarts if way.trainer is None or way.end is not None else way.trainer.restarts_before
     stamps = {names.ANNOTATION_TRAINER_NUMBER: str(way.trainer_number), names.ANNOTATION_RESTARTS: str(before)}
     metadata = item["metadata"]
-    return identity.with_spec_hash(item | {"metadata": metadata | {"annotations": metadata["annotations"] | stamps}})
+    return item | {"metadata": metadata | {"annotations": metadata.get("annotations", {}) | stamps}}
 
 
 def _is_trainer_job(item: Manifest) -> bool:
@@ -163,7 +163,7 @@ def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
             lost.append(end)
         (over if end is not None or has_ended(job) else going).append(job)
     wanted, refused = _to_start(context, observed, going, over)
-    objects = [identity.with_spec_hash(item) for entry in wanted for item in rollouts.rollout_job(context, entry)]
+    objects = [item for entry in wanted for item in rollouts.rollout_job(context, entry)]
     return _Apart(tuple(objects), tuple(with_secret(observed, over)), (*lost, *refused))
 
 

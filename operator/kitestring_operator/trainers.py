@@ -112,14 +112,18 @@ class Poller:
 
     async def run(self) -> None:
         """Until cancelled."""
-        at_once = asyncio.Semaphore(AT_ONCE)
         while True:
-            async with asyncio.TaskGroup() as group:
-                for run in list(self._cache.of_kind(names.KIND_TRAINING_RUN)):
-                    job = self._trainer_of(run)
-                    if job is not None:
-                        group.create_task(self._ask(run, job, at_once))
+            await self.ask_all()
             await asyncio.sleep(self._seconds)
+
+    async def ask_all(self) -> None:
+        """Ask every trainer once."""
+        at_once = asyncio.Semaphore(AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for run in list(self._cache.of_kind(names.KIND_TRAINING_RUN)):
+                job = self._trainer_of(run)
+                if job is not None:
+                    group.create_task(self._ask(run, job, at_once))
 
     def _trainer_of(self, run: Manifest) -> Manifest | None:
         """The trainer Job that has not ended, of a run that is under way."""

@@ -1,0 +1,311 @@
+"""Whole runs in a fake cluster: what is there in each phase, and that nothing is written without need."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kitestring_api import names
+from kitestring_operator.cluster.kinds import KINDS
+from tests.operator.documents import NAMESPACE, pool, run, storage_secret
+from tests.operator.world import World, report
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.cluster.put(storage_secret())
+    made.cluster.put(pool())
+    return made
+
+
+async def started(world: World, **spec: Any) -> None:
+    world.cluster.put(run(**spec))
+    await world.settle()
+
+
+async def running(world: World, **spec: Any) -> None:
+    await started(world, **spec)
+    world.trainers.says = report()
+    await world.settle()
+    assert world.status()["phase"] == "Running"
+
+
+def condition(world: World, kind: str) -> tuple[str, str]:
+    found = next(entry for entry in world.status()["conditions"] if entry["type"] == kind)
+    return found["status"], found["reason"]
+
+
+async def test_a_run_starts_works_and_ends(world: World) -> None:
+    await started(world)
+    assert world.status()["phase"] == "Starting"
+    assert world.there("Job") == {"calculator-trainer-1"}
+    assert world.there("StatefulSet") == {"calculator-gateway", "calculator-policy"}
+    assert world.there("Deployment") == {"calculator-collector", "calculator-rollout"}
+    assert {"calculator-keys"} <= world.there("Secret")
+    assert condition(world, "InferenceReady") == ("True", "Running")
+    assert condition(world, "RolloutsReady") == ("True", "Running")
+    assert condition(world, "TrainerReady") == ("False", "Starting")
+    world.trainers.says = report(step=2, reward=0.5)
+    await world.settle()
+    assert (world.status()["phase"], world.status()["step"], world.status()["reward"]) == ("Running", 1, 0.5)
+    assert condition(world, "TrainerReady") == ("True", "Running")
+    result = {
+        "phase": "Finished",
+        "reason": "Completed",
+        "step": 3,
+        "checkpoint": "s3://runs/x/checkpoints/step-000003/",
+    }
+    world.cluster.end_job("calculator-trainer-1", message=json.dumps(result))
+    world.trainers.says = None
+    await world.settle()
+    status = world.status()
+    assert (status["phase"], status["reason"], status["step"]) == ("Succeeded", "Completed", 3)
+    assert status["checkpoint"] == result["checkpoint"]
+    assert condition(world, "Finished") == ("True", "Completed")
+    assert world.there("StatefulSet") == world.there("Deployment") == set()
+    assert world.there("Job") == {"calculator-trainer-1"}, "its log can still be read"
+    assert world.there("Secret") >= {"calculator-keys"}
+
+
+async def test_nothing_is_written_when_nothing_changed(world: World) -> None:
+    await running(world)
+    before = len(world.cluster.writes)
+    await world.controller.resync()
+    await world.settle()
+    world.forget_pace()
+    await world.settle()
+    assert world.cluster.writes[before:] == []
+
+
+async def test_a_namesakes_remains_are_not_taken_over(world: World) -> None:
+    await running(world)
+    old = world.cluster.find("TrainingRun", "calculator")
+    assert old is not None
+    # its objects linger, as with a garbage collector that has not come yet
+    del world.cluster.objects[KINDS["TrainingRun"].ref(NAMESPACE, "calculator")]
+    world.cluster.told.append(("DELETED", old))
+    world.trainers.says = None
+    world.cluster.put(run())
+    world.deliver()
+    new = world.cluster.find("TrainingRun", "calculator")
+    assert new is not None
+    before = len(world.cluster.writes)
+    wait = await world.look(new)
+    assert wait is not None and wait > 0
+    assert {verb for verb, ref in world.cluster.writes[before:] if ref.kind != "Event"} <= {"status", "create"}
+    for ref, item in list(world.cluster.objects.items()):
+        if any(owner["uid"] == old["metadata"]["uid"] for owner in item["metadata"].get("ownerReferences") or ()):
+            world.cluster.remove(ref) if ref in world.cluster.objects else None
+    await world.settle()
+    assert world.there("Job") == {"calculator-trainer-1"}
+
+
+async def test_an_object_of_someone_else_is_never_touched(world: World) -> None:
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "calculator-config", "namespace": NAMESPACE},
+        "data": {"mine": "1"},
+    }
+    world.cluster.put(foreign)
+    world.cluster.put(run())
+    world.deliver()
+    made = world.cluster.find("TrainingRun", "calculator")
+    assert made is not None
+    await world.look(made)
+    there = world.cluster.find("ConfigMap", "calculator-config")
+    assert there is not None and there["data"] == {"mine": "1"}
+
+
+async def test_suspend_ends_the_trainer_and_the_agents_first(world: World) -> None:
+    await running(world)
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    world.deliver()
+    made = world.cluster.find("TrainingRun", "calculator")
+    assert made is not None
+    gateway = world.cluster.find("StatefulSet", "calculator-gateway")
+    # the trainer's pod writes its state while it is being deleted
+    dying = next(
+        pod for pod in world.cluster.of_kind("Pod") if pod["metadata"]["name"].startswith("calculator-trainer")
+    )
+    await world.look(made)
+    assert not world.there("Job") and "calculator-rollout" not in world.there("Deployment")
+    assert gateway is not None and "calculator-gateway" in world.there("StatefulSet")
+    assert world.status()["phase"] == "Suspending"
+    assert dying["metadata"]["name"] not in world.there("Pod")
+    await world.settle()
+    assert world.status()["phase"] == "Suspended"
+    assert world.there("StatefulSet") == world.there("Deployment") == world.there("Job") == world.there("Pod") == set()
+    assert {"calculator-keys"} <= world.there("Secret")
+    assert condition(world, "Suspended") == ("True", "SuspendRequested")
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": False}})
+    world.trainers.says = None
+    await world.settle()
+    assert world.status()["phase"] == "Starting"
+    assert condition(world, "Suspended")[0] == "False"
+    assert world.there("Job") == {"calculator-trainer-1"}
+
+
+async def test_the_rest_waits_for_the_trainers_pod(world: World) -> None:
+    await running(world)
+    lingering = next(p for p in world.cluster.of_kind("Pod") if p["metadata"]["name"] == "calculator-trainer-1-0")
+    lingering = json.loads(json.dumps(lingering))
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    world.deliver()
+    made = world.cluster.find("TrainingRun", "calculator")
+    assert made is not None
+    await world.look(made)
+    world.cluster.put(lingering | {"metadata": lingering["metadata"] | {"ownerReferences": []}})
+    await world.settle()
+    assert world.there("StatefulSet") == {"calculator-gateway", "calculator-policy"}
+    world.cluster.remove(KINDS["Pod"].ref(NAMESPACE, "calculator-trainer-1-0"))
+    await world.settle()
+    assert world.status()["phase"] == "Suspended"
+
+
+@pytest.mark.parametrize(
+    ("code", "disrupted", "counts"), [(1, False, 1), (137, True, 0), (143, False, 0), (None, False, 0)]
+)
+async def test_a_lost_trainer_is_started_again(
+    world: World, code: int | None, disrupted: bool, counts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
+    await running(world)
+    world.cluster.logs["calculator-trainer-1-0"] = "Traceback\nBoom"
+    world.cluster.end_job("calculator-trainer-1", code=code, disrupted=disrupted)
+    world.trainers.says = None
+    await world.settle()
+    assert (world.status()["phase"], world.status()["restarts"]) == ("Restarting", counts)
+    assert world.there("Job") == {"calculator-trainer-1", "calculator-trainer-2"}
+    assert ("lastError" in world.status()) == bool(counts)
+    world.trainers.says = report(step=2)
+    await world.settle()
+    assert world.status()["phase"] == "Running"
+    assert world.status()["restarts"] == counts
+
+
+async def test_restarts_are_counted_and_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
+    await started(world, failurePolicy={"maxRestarts": 2})
+    for number in (1, 2, 3):
+        assert world.status()["phase"] in ("Starting", "Restarting")
+        world.cluster.logs[f"calculator-trainer-{number}-0"] = f"boom {number}"
+        world.cluster.end_job(f"calculator-trainer-{number}", code=1)
+        await world.settle()
+    status = world.status()
+    assert (status["phase"], status["reason"], status["restarts"]) == ("Failed", "TooManyRestarts", 3)
+    assert status["lastError"].endswith("boom 3")
+    assert world.there("StatefulSet") == world.there("Deployment") == set()
+
+
+async def test_a_verdict_of_the_trainer_ends_the_run(world: World) -> None:
+    await running(world)
+    result = {"phase": "Failed", "reason": "StepsSkipped", "message": "3 steps in a row\x00", "step": 1, "exit_code": 3}
+    world.cluster.end_job("calculator-trainer-1", code=3, message=json.dumps(result))
+    await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Failed", "StepsSkipped")
+    assert world.status()["message"] == "3 steps in a row?"
+
+
+async def test_what_cannot_be_carried_out_is_said_once(world: World) -> None:
+    world.cluster.refuses["calculator-gateway"] = "spec.template.spec.containers[0].image: Required value"
+    await started(world)
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InvalidSpec")
+    assert "Required value" in world.status()["message"]
+    assert world.there("Deployment") == world.there("Job") == set(), "half a run holds no pods"
+    before = [ref.name for verb, ref in world.cluster.writes if verb == "apply"].count("calculator-gateway")
+    await world.controller.resync()
+    await world.settle()
+    assert [ref.name for verb, ref in world.cluster.writes if verb == "apply"].count("calculator-gateway") == before
+    del world.cluster.refuses["calculator-gateway"]
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"steps": 4}})
+    await world.settle()
+    assert condition(world, "Accepted") == ("True", "Accepted")
+    assert "calculator-gateway" in world.there("StatefulSet")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"rollouts": {"poolRef": {"name": "nowhere"}}}, names.REASON_POOL_NOT_FOUND),
+        ({"trainer": {"backend": "collect", "mode": "managed", "device": "cpu"}}, names.REASON_NOT_SUPPORTED),
+        ({"tasks": {"train": {"path": "tasks.txt"}}}, names.REASON_INVALID_SPEC),
+        ({"storage": None}, names.REASON_INVALID_SPEC),
+        (
+            {"gateway": {"template": {"spec": {"containers": [{"name": "gateway", "$patch": "delete"}]}}}},
+            names.REASON_INVALID_SPEC,
+        ),
+        ({"storage": {"bucket": "runs", "credentialsSecretRef": {"name": "no"}}}, names.REASON_REFERENCE_NOT_FOUND),
+    ],
+)
+async def test_a_run_that_cannot_start_says_why(world: World, spec: dict[str, Any], reason: str) -> None:
+    await started(world, **spec)
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", reason)
+    assert condition(world, "Accepted") == ("False", reason)
+    assert world.there("Job") == set()
+    assert "startTime" not in world.status()
+
+
+async def test_what_was_missing_and_comes_is_noticed(world: World) -> None:
+    world.cluster.remove(KINDS["Secret"].ref(NAMESPACE, "storage-keys"))
+    await started(world)
+    assert world.status()["reason"] == "ReferenceNotFound"
+    assert "spec.storage.credentialsSecretRef: there is no Secret storage-keys" in world.status()["message"]
+    world.cluster.put(storage_secret() | {"data": {"accessKeyId": "aWQ="}})
+    await world.settle()
+    assert "has no key secretAccessKey" in world.status()["message"]
+    world.cluster.change("Secret", "storage-keys", {"data": {"secretAccessKey": "a2V5"}})
+    await world.settle()
+    assert world.status()["phase"] == "Starting"
+
+
+async def test_another_controllers_run_is_left_alone(world: World) -> None:
+    await started(world, managedBy="elsewhere.example/controller")
+    assert world.status() == {}
+    assert world.there("Job") == set()
+
+
+async def test_sizes_and_steps_change_while_it_runs(world: World) -> None:
+    await running(world)
+    assert world.trainers.told_live[-1]["steps"] == 3
+    world.cluster.change("RolloutPool", "calc", {"spec": {"replicas": 5}})
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"steps": 9, "gateway": {"replicas": 2}}})
+    await world.settle()
+    workers = world.cluster.find("Deployment", "calculator-rollout")
+    gateways = world.cluster.find("StatefulSet", "calculator-gateway")
+    assert workers is not None and workers["spec"]["replicas"] == 5
+    assert gateways is not None and gateways["spec"]["replicas"] == 2
+    assert world.trainers.told_live[-1]["steps"] == 9
+    assert len(world.trainers.told_live[-1]["gateways"]) == 2
+    found = world.cluster.find("RolloutPool", "calc")
+    assert found is not None
+    assert (found["status"]["replicas"], found["status"]["runs"], found["status"]["users"]) == (5, 1, ["calculator"])
+
+
+async def test_a_deleted_run_is_left_to_the_garbage_collector(world: World) -> None:
+    await running(world)
+    before = len(world.cluster.writes)
+    world.cluster.remove(KINDS["TrainingRun"].ref(NAMESPACE, "calculator"))
+    await world.settle()
+    assert [verb for verb, ref in world.cluster.writes[before:] if ref.kind != "RolloutPool"] == []
+    assert world.there("Job") == world.there("Pod") == set()
+    assert world.there("Secret") == {"storage-keys"}
+
+
+async def test_time_to_live(world: World) -> None:
+    await running(world, ttlSecondsAfterFinished=0)
+    world.cluster.end_job("calculator-trainer-1")
+    await world.settle()
+    assert world.there("TrainingRun") == set()
+
+
+async def test_a_deadline_ends_the_run(world: World) -> None:
+    await running(world, activeDeadlineSeconds=1)
+    started_at = {"startTime": "2020-01-01T00:00:00Z"}
+    world.cluster.change("TrainingRun", "calculator", {"status": started_at})
+    await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Failed", "DeadlineExceeded")
+    assert world.there("Job") == world.there("StatefulSet") == world.there("Pod") == set()
