@@ -86,7 +86,7 @@ def _container(context: RunContext, pipeline: Pipeline) -> pod.Container:
     images = context.settings.images
     ports = {pipeline.port_name: pipeline.port}
     if contrib:
-        ports[f"{pipeline.port_name}-health"] = health
+        ports[f"health-{health}"] = health  # names of ports have 15 characters at most
     made = pod.container(
         context,
         pipeline.name,
@@ -105,7 +105,8 @@ def _container(context: RunContext, pipeline: Pipeline) -> pod.Container:
     )
     return made | {
         "startupProbe": pod.http_probe(path, health, period=1, failures=120),
-        "readinessProbe": pod.http_probe("/" if contrib else names.ROUTE_READY, health),
+        # ready also while storage is away: the collector itself tells its clients to come again
+        "readinessProbe": pod.http_probe(path, health),
         "livenessProbe": pod.http_probe(path, health, period=20, failures=6, timeout=10),
     }
 
