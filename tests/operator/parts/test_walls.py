@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -248,3 +249,30 @@ def test_what_no_policy_opens_is_closed(case: str) -> None:
     deny = find(run_objects(made), "NetworkPolicy", f"{made.name}-deny")["spec"]
     assert deny["podSelector"]["matchLabels"] == {names.LABEL_RUN: made.name}
     assert (deny["policyTypes"], deny["ingress"], deny["egress"]) == (["Ingress", "Egress"], [], [])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_in_pods_are_those_that_kubernetes_takes(case: str) -> None:
+    """What the API server checks and no schema says: lengths and forms of names."""
+    label = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+    service = re.compile(r"(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")
+    for _, pod in templates(run_objects(of_case(case))):
+        found = containers(pod)
+        ports = [port["name"] for container in found for port in container.get("ports", [])]
+        assert all(service.fullmatch(name) and "--" not in name for name in ports) and len(ports) == len(set(ports))
+        of_containers = [container["name"] for container in found]
+        of_volumes = [volume["name"] for volume in pod["spec"]["volumes"]]
+        for group in (of_containers, of_volumes):
+            assert all(label.fullmatch(name) for name in group) and len(group) == len(set(group))
+        for value in pod["metadata"]["labels"].values():
+            assert re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value)
+        for container in found:
+            for probe in ("startupProbe", "livenessProbe"):
+                # the API server allows no other
+                assert container.get(probe, {}).get("successThreshold", 1) == 1
+            sidecar = container.get("restartPolicy") == "Always"
+            assert (
+                sidecar
+                or container["name"] not in [one["name"] for one in pod["spec"].get("initContainers", [])]
+                or ("readinessProbe" not in container)
+            )
