@@ -51,8 +51,16 @@ class Policy:
         self.paths: list[str] = []
         self.arrived = asyncio.Event()
         self.aborted = asyncio.Event()
+        self.dies = False
+        """Before it answers anything."""
+        self._transports: list[asyncio.Transport] = []
         self.app = web.Application(client_max_size=64 << 20)
         self.app.router.add_route("*", "/{path:.*}", self._handle)
+
+    def abort(self) -> None:
+        """Break all connections, as a process that is killed."""
+        for transport in self._transports:
+            transport.abort()
 
     def say(self, *plans: Plan) -> None:
         self.plans = list(plans)
@@ -64,6 +72,10 @@ class Policy:
         self.headers.append(dict(request.headers))
         plan = self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
         self.arrived.set()
+        assert request.transport is not None
+        self._transports.append(request.transport)
+        if self.dies:
+            self.abort()
         try:
             if plan.before is not None:
                 await plan.before.wait()

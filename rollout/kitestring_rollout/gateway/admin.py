@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+import re
 import time
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from kitestring_api import names
 from kitestring_rollout.gateway.attempts import Attempt
+from kitestring_rollout.gateway.config import URL_PATTERN
 from kitestring_rollout.gateway.metrics import CONTENT_TYPE, Metrics
 from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.registry import Closed
@@ -26,6 +28,7 @@ from kitestring_rollout.protocol.gateway_admin import (
     HoldPolicy,
     OpenAttempt,
     OpenedAttempt,
+    PolicyServerList,
     ProtocolError,
     ReleasePolicy,
 )
@@ -52,6 +55,7 @@ def admin_app(process: Process, credential: str) -> web.Application:
         middlewares=[_errors, _authorised(credential, process.metrics)], client_max_size=16 * 1024 * 1024
     )
     app.router.add_get(names.ROUTE_HEALTH, admin.health)
+    app.router.add_get(names.ROUTE_READY, admin.ready)
     app.router.add_get(names.ROUTE_METRICS, admin.metrics)
     app.router.add_get(names.ROUTE_ADMIN_STATUS, admin.status)
     app.router.add_get(names.ROUTE_ADMIN_ATTEMPTS, admin.attempts)
@@ -60,6 +64,7 @@ def admin_app(process: Process, credential: str) -> web.Application:
     app.router.add_post(names.ROUTE_ADMIN_END, admin.end)
     app.router.add_post(names.ROUTE_ADMIN_HOLD, admin.hold)
     app.router.add_post(names.ROUTE_ADMIN_RELEASE, admin.release)
+    app.router.add_put(names.ROUTE_ADMIN_SERVERS, admin.servers)
     app.router.add_post(names.ROUTE_ADMIN_DRAIN, admin.drain)
     return app
 
@@ -70,6 +75,9 @@ class _Admin:
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "draining" if self._process.draining else "ok"})
+
+    async def ready(self, request: web.Request) -> web.StreamResponse:
+        return self._process.readiness()
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._process.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
@@ -187,6 +195,18 @@ class _Admin:
             raise self._unknown_policy(request)
         gate.release()
         _log.info("policy %s goes on at version %s", request.match_info["policy"], body.version)
+        return _answer(body)
+
+    async def servers(self, request: web.Request) -> web.StreamResponse:
+        model = self._process.models.trained.get(request.match_info["policy"])
+        body = await _read(request, PolicyServerList)
+        if model is None:
+            raise self._unknown_policy(request)
+        for index, url in enumerate(body.servers):
+            if re.fullmatch(URL_PATTERN, url) is None:
+                raise AdminError(400, "InvalidBody", f"servers.{index}: {url!r} is no base URL")
+        model.serve_from(body.servers)
+        _log.info("policy %s is served by %s", model.name, ", ".join(body.servers))
         return _answer(body)
 
     def _unknown_policy(self, request: web.Request) -> AdminError:

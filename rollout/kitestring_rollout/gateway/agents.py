@@ -23,6 +23,7 @@ from kitestring_rollout.traces.records import Api
 
 ATTEMPT_PREFIX: Final = names.ROUTE_ATTEMPT.partition("{")[0]
 CALL_ROUTES: Final[dict[str, Api]] = {names.ROUTE_CHAT: "chat", names.ROUTE_COMPLETIONS: "completions"}
+PROBES: Final = (names.ROUTE_HEALTH, names.ROUTE_READY)
 MAX_REWARD_BYTES: Final = 65_536
 SCOPES: Final[dict[tuple[str, str], str]] = {
     ("POST", names.ROUTE_CHAT): SCOPE_CALLS,
@@ -45,8 +46,8 @@ class Agents:
         session: Session | None = None
         try:
             token, route = _split(request)
-            if route == names.ROUTE_HEALTH and request.method in ("GET", "HEAD"):
-                return web.Response(body=b'{"status":"ok"}', content_type=JSON_TYPE)
+            if route in PROBES and request.method in ("GET", "HEAD"):
+                return self._probed(route)
             scope = _scope(request.method, route)
             session = self._session(token, scope)
             permit(session.claims, now=time.time(), epoch=self._process.epoch, scope=scope)
@@ -71,6 +72,11 @@ class Agents:
         return web.Response(
             body=error.body(), status=error.status, headers={"Content-Type": JSON_TYPE, **error.headers}
         )
+
+    def _probed(self, route: str) -> web.Response:
+        if route == names.ROUTE_READY:
+            return self._process.readiness()
+        return web.Response(body=b'{"status":"ok"}', content_type=JSON_TYPE)
 
     async def _serve(self, request: web.BaseRequest, session: Session, route: str, scope: str) -> web.StreamResponse:
         if EXPECT in request.headers and request.transport is not None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from kitestring_rollout.gateway.admin import admin_app
 from kitestring_rollout.gateway.agent_traces import AgentTraces
 from kitestring_rollout.gateway.agents import Agents
 from kitestring_rollout.gateway.calls import Calls
-from kitestring_rollout.gateway.config import MIN_KEY_BYTES, GatewayConfig, Listener
+from kitestring_rollout.gateway.config import HOSTNAME, MIN_KEY_BYTES, GatewayConfig, Listener
 from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.recorder import GATHER_SECONDS
 from kitestring_rollout.gateway.request import CallRules
@@ -101,7 +102,8 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
         )
         agents = Agents(process, calls, agent_traces)
         agents_url = await _listen_agents(stack, agents, config)
-        process.advertised_url = (config.advertised_url or agents_url).rstrip("/")
+        advertised = config.advertised_url or agents_url
+        process.advertised_url = advertised.replace(HOSTNAME, socket.gethostname()).rstrip("/")
         admin_runner = web.AppRunner(
             admin_app(process, _credential(config.admin_credential_file, "admin_credential_file")),
             access_log=None,

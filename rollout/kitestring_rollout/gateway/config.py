@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 MIN_KEY_BYTES = 32
 
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")]
+URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
+Url = Annotated[str, StringConstraints(pattern=URL_PATTERN)]
+HOSTNAME = "{hostname}"
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
@@ -71,7 +73,9 @@ class GatewayConfig(Part):
     agents: Listener = Listener()
     admin: Listener = Listener()
     advertised_url: Url | None = Field(
-        default=None, description="of the agents' listener as agents reach it; default: the address it is bound to"
+        default=None,
+        description="of the agents' listener as agents reach it; {hostname} in it is replaced by the host's name; "
+        "default: the address it is bound to",
     )
     token_key_file: Path
     admin_credential_file: Path
@@ -95,6 +99,13 @@ class GatewayConfig(Part):
     )
     replay_bytes: int = Field(default=64 * 1024 * 1024, ge=0, description="memory for replies kept for retries")
     media_hosts: tuple[str, ...] = Field(default=(), description="hosts from which remote media URLs are allowed")
+
+    @field_validator("advertised_url")
+    @classmethod
+    def _only_the_hostname(cls, url: str | None) -> str | None:
+        if url is not None and set("{}") & set(url.replace(HOSTNAME, "")):
+            raise ValueError(f"{HOSTNAME} is all that may stand in braces")
+        return url
 
     @field_validator("media_hosts")
     @classmethod

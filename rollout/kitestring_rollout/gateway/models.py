@@ -1,11 +1,10 @@
-"""The models of a run and where each is served. Pure: built once from the configuration."""
+"""The models of a run and where each is served: as the configuration says, and as the trainer says later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID
+from typing import Any, Final
 
 import orjson
 
@@ -13,8 +12,10 @@ from kitestring_rollout.gateway.config import GatewayConfig
 from kitestring_rollout.gateway.errors import Refusal
 from kitestring_rollout.traces.records import Json
 
+REMEMBERED_ORDERS: Final = 65_536
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class Model:
     """A model by its name in the run. `servers` are OpenAI base URLs with their version."""
 
@@ -23,13 +24,28 @@ class Model:
     servers: tuple[str, ...]
     trained: bool
     api_key: str | None = field(default=None, repr=False)
+    _orders: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def servers_for(self, attempt: str) -> tuple[str, ...]:
-        """All servers in the order to try: the calls of an attempt share a server's prefix cache."""
+        """All servers in the order to try: the calls of an attempt share a server's prefix cache.
+
+        Each attempt ranks the servers by a draw of its own, so that attempts spread over them, and a server that comes
+        or goes moves only those attempts that rank it first.
+        """
         if len(self.servers) == 1:
             return self.servers
-        first = UUID(attempt).int % len(self.servers)
-        return self.servers[first:] + self.servers[:first]
+        order = self._orders.get(attempt)
+        if order is None:
+            if len(self._orders) >= REMEMBERED_ORDERS:
+                self._orders.clear()
+            order = tuple(sorted(self.servers, key=lambda server: hash((attempt, server))))
+            self._orders[attempt] = order
+        return order
+
+    def serve_from(self, urls: Iterable[str]) -> None:
+        """From now on these are its servers; base URLs without version. Calls in flight end where they are."""
+        self.servers = tuple(f"{url.rstrip('/')}/v1" for url in urls)
+        self._orders.clear()
 
 
 class Models:
@@ -39,8 +55,8 @@ class Models:
         self.trained: dict[str, Model] = {}
         self._by_name: dict[str, Model] = {}
         for policy in config.policies:
-            servers = tuple(f"{url.rstrip('/')}/v1" for url in policy.servers)
-            model = Model(policy.name, policy.served_name or policy.name, servers, trained=True)
+            model = Model(policy.name, policy.served_name or policy.name, (), trained=True)
+            model.serve_from(policy.servers)
             self.trained[policy.name] = model
             for name in (policy.name, *policy.aliases):
                 self._by_name[name] = model

@@ -8,6 +8,8 @@ import secrets
 import time
 from typing import Final
 
+from aiohttp import web
+
 from kitestring_rollout.gateway.bodies import BodyMemory
 from kitestring_rollout.gateway.config import GatewayConfig
 from kitestring_rollout.gateway.holds import Gates
@@ -49,6 +51,12 @@ class Process:
 
     def drain(self) -> None:
         self.draining = True
+
+    def readiness(self) -> web.Response:
+        """Of both listeners: whether attempts can be opened here."""
+        if self.draining:
+            return web.json_response({"status": "draining"}, status=503)
+        return web.json_response({"status": "ok"})
 
     def close(self, session: Session, closed: Closed) -> None:
         """An attempt has ended: keeps what repeats its answers, lets the rest go."""

@@ -22,6 +22,10 @@ KEEPALIVE_SECONDS: Final = 3.0
 CONNECT_SECONDS: Final = 5.0
 FIRST_BACKOFF_SECONDS: Final = 0.05
 MAX_BACKOFF_SECONDS: Final = 0.5
+AVOID_SECONDS: Final = 1.0
+"""A server that could not take a call is asked last for so long."""
+UNAVAILABLE: Final = 503
+"""Said by a policy's server, or its sidecar, that has generated nothing: away, paused, or not at the run's weights."""
 
 
 class Upstream:
@@ -36,6 +40,7 @@ class Upstream:
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._connector: aiohttp.TCPConnector | None = None
         self._urls: dict[tuple[str, Api], URL] = {}
+        self._avoided: dict[str, float] = {}
 
     async def __aenter__(self) -> Upstream:
         self._connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
@@ -59,19 +64,33 @@ class Upstream:
             await self._connector.close()
 
     async def post(self, model: Model, api: Api, payload: bytes, attempt: str) -> aiohttp.ClientResponse:
-        """The reply's head; its body is still to be read. A connection that cannot be made is tried again briefly, at
-        every server of the model; nothing was sent by then. Refusal 502 when there is no reply."""
+        """The reply's head; its body is still to be read. Refusal 502 when there is none.
+
+        A call that no server has begun is tried again briefly, at every server of the model: a connection that cannot
+        be made, and, of a policy's own servers, a reply of 503. One that broke off before its reply began is made anew
+        once, by a policy's own servers.
+        """
         session = self._sessions[model.name]
         deadline = 0.0
         backoff = FIRST_BACKOFF_SECONDS
+        broken = 0
         while True:
-            for server in model.servers_for(attempt):
+            refused: Exception | None = None
+            for server in self._order(model, attempt):
                 try:
-                    return await session.post(self._url(server, api), data=payload, allow_redirects=False)
+                    reply = await session.post(self._url(server, api), data=payload, allow_redirects=False)
                 except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                     refused = error
                 except (aiohttp.ClientError, OSError) as error:
-                    raise upstream_failed(f"the model server did not answer: {type(error).__name__}") from error
+                    broken += 1
+                    if broken > 1 or not model.trained:
+                        raise upstream_failed(f"the model server did not answer: {type(error).__name__}") from error
+                    refused = error
+                else:
+                    if reply.status != UNAVAILABLE or not model.trained:
+                        return reply
+                    reply.close()
+                self._avoided[server] = time.monotonic() + AVOID_SECONDS
             now = time.monotonic()
             if not deadline:
                 deadline = now + self._connect_seconds
@@ -79,6 +98,15 @@ class Upstream:
                 raise upstream_failed(f"no server of model {model.name!r} can be reached") from refused
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+
+    def _order(self, model: Model, attempt: str) -> tuple[str, ...]:
+        """The servers to try; those that failed just now last."""
+        servers = model.servers_for(attempt)
+        if not self._avoided or len(servers) == 1:
+            return servers
+        now = time.monotonic()
+        self._avoided = {server: until for server, until in self._avoided.items() if until > now}
+        return tuple(sorted(servers, key=self._avoided.__contains__))
 
     def _url(self, server: str, api: Api) -> URL:
         url = self._urls.get((server, api))
