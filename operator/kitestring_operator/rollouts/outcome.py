@@ -85,16 +85,17 @@ def outcome(job: Manifest, pods: Sequence[Manifest], now: datetime) -> LostRollo
 
 def _fault(job: Manifest, pods: Sequence[Manifest], now: datetime) -> _Fault | None:
     pod = max(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), default=None)
-    failed = condition_entry(job, "Failed") if _holds(job, "Failed") else None
-    if _holds(job, "Complete") or (pod is None and failed is None):
+    if _holds(job, "Complete") or (pod is None and not _holds(job, "Failed")):
         return None
+    # FailureTarget comes first, with the same reason: Failed follows when the pod has ended
+    failed = next((condition_entry(job, kind) for kind in ("Failed", "FailureTarget") if _holds(job, kind)), None) or {}
     if pod is None:
-        return _infrastructure(_gone(job, failed or {}))
-    if failed is not None and failed.get("reason") == "DeadlineExceeded":
-        return _late(job, pod, failed, now)
-    phase = (pod.get("status") or {}).get("phase")
-    if phase in ("Succeeded", "Failed"):
-        return _ended(pod) if phase == "Failed" else None
+        return _infrastructure(_gone(job, failed))
+    phase, is_late = (pod.get("status") or {}).get("phase"), failed.get("reason") == "DeadlineExceeded"
+    if phase == "Succeeded":
+        return None
+    if phase == "Failed":
+        return _late(job, pod, failed, now) if is_late else _ended(pod)
     if not is_live(pod, now):
         return _infrastructure(f"{_name(pod)} {_disruption(pod) or 'was deleted'} and has not ended since")
     # one that is being deleted drains: its worker may still say how the agent ended

@@ -1,0 +1,153 @@
+"""The Job of one rollout: its name, what its task may say, what Kubernetes is told of its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kitestring_api import names
+from kitestring_operator.observed import Manifest, RunContext, WantedRollout
+from kitestring_operator.rollouts import rollout_job
+from kitestring_operator.rollouts.rollout_jobs import START_SECONDS, attempt_seconds, has_ended, refusal, rollout_of
+from tests.operator.rollouts.rendering import WANTED, container_of, context, decoded, of_case, pool_of
+
+PLAIN = WantedRollout("t000001-00000003-002", 1, "c0de")
+
+
+def _agent(made: RunContext, wanted: WantedRollout) -> Manifest:
+    job = rollout_job(made, wanted)[1]
+    return container_of(job["spec"]["template"]["spec"], "agent")
+
+
+def test_the_secret_is_there_before_the_job_and_has_its_name() -> None:
+    secret, job = rollout_job(of_case("job"), WANTED)
+    assert (secret["kind"], job["kind"]) == ("Secret", "Job")
+    assert secret["metadata"]["name"] == job["metadata"]["name"]
+    named = [one["secret"]["secretName"] for one in job["spec"]["template"]["spec"]["volumes"] if "secret" in one]
+    assert set(named) == {secret["metadata"]["name"]}
+    assert decoded(secret)["queueCredential"] == WANTED.credential
+
+
+def test_the_credential_stands_in_the_secret_only() -> None:
+    secret, job = rollout_job(of_case("job"), WANTED)
+    assert WANTED.credential not in str(job)
+    assert WANTED.credential not in str(secret["metadata"])
+
+
+@pytest.mark.parametrize("run", ["sums", "a" * 40])
+@pytest.mark.parametrize("rollout", ["t000001-00000003-002", "s999999-99999999-255", "T000001-00000003-002"])
+@pytest.mark.parametrize("number", [1, 20])
+def test_names_fit_and_lead_back(run: str, rollout: str, number: int) -> None:
+    made = context(pool_of("job"), run=run)
+    _, job = rollout_job(made, replace(PLAIN, rollout=rollout, number=number))
+    name = job["metadata"]["name"]
+    assert len(name) <= 63
+    assert name == name.lower()
+    assert rollout_of(job) == (rollout, number)
+    again = rollout_job(made, replace(PLAIN, rollout=rollout, number=number))[1]
+    assert again == job
+
+
+def test_names_of_long_runs_differ_by_rollout_and_number() -> None:
+    made = context(pool_of("job"), run="a" * 40)
+    wanted = [replace(PLAIN, rollout=f"t000001-{index:08d}-000", number=n) for index in range(50) for n in (1, 2)]
+    assert len({rollout_job(made, one)[1]["metadata"]["name"] for one in wanted}) == 100
+
+
+def test_image_and_resources_are_the_tasks() -> None:
+    agent = _agent(of_case("job"), WANTED)
+    assert agent["image"] == "registry.example/tasks/3:1"
+    # of a kind that the task names nothing of the template remains: a request above the limit would be refused
+    assert agent["resources"] == {"limits": {"memory": "4Gi", "cpu": "0.5"}}
+
+
+def test_a_task_that_says_nothing_leaves_the_template_as_it_is() -> None:
+    agent = _agent(of_case("job"), PLAIN)
+    assert agent["image"] == "agent:1"
+    assert agent["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("image", "allowed"),
+    [
+        (None, []),
+        ("registry.example/tasks/3:1", ["registry.example/tasks/*"]),
+        ("registry.example/tasks/3:1", ["other", "registry.example/tasks/3:1"]),
+        ("anything", ["*"]),
+    ],
+)
+def test_images_that_are_allowed(image: str | None, allowed: list[str]) -> None:
+    assert refusal(_pool(allowed), replace(PLAIN, image=image)) is None
+
+
+@pytest.mark.parametrize(
+    ("image", "allowed"),
+    [
+        ("registry.example/other/3:1", ["registry.example/tasks/*"]),
+        ("registry.example/tasks/3:1", []),
+        ("registry.example/tasks/3:1-evil", ["registry.example/tasks/3:1"]),
+        ("evil/registry.example/tasks/3", ["registry.example/tasks/*"]),
+    ],
+)
+def test_images_that_are_not(image: str, allowed: list[str]) -> None:
+    why = refusal(_pool(allowed), replace(PLAIN, image=image))
+    assert why is not None
+    assert image in why
+    assert "spec.allowedImages" in why
+
+
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"limits": {"memory": "lots"}}, "resources.limits.memory: found 'lots'"),
+        ({"limits": ["memory"]}, "resources.limits: found ['memory']"),
+        ({"limits": {"cpu": True}}, "resources.limits.cpu: found True"),
+        ({"claims": {}}, "resources.claims: found {}"),
+    ],
+)
+def test_resources_that_are_none(resources: dict[str, Any], says: str) -> None:
+    why = refusal(_pool([]), replace(PLAIN, resources=resources))
+    assert why is not None
+    assert why.startswith(says)
+
+
+def _pool(allowed: list[str]) -> Any:
+    pool = pool_of("job")
+    pool["spec"] |= {"allowedImages": allowed, "perTask": {}}
+    return context(pool).pool
+
+
+def test_kubernetes_makes_one_pod_and_waits_for_its_end() -> None:
+    made = of_case("job")
+    _, job = rollout_job(made, WANTED)
+    spec = job["spec"]
+    assert (spec["backoffLimit"], spec["completions"], spec["parallelism"]) == (0, 1, 1)
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert "ttlSecondsAfterFinished" not in spec
+    assert spec["activeDeadlineSeconds"] > made.pool.limits.seconds + START_SECONDS
+    assert attempt_seconds(job) == made.pool.limits.seconds
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ended"),
+    [
+        ([], False),
+        ([{"type": "FailureTarget", "status": "True"}], False),
+        ([{"type": "Failed", "status": "False"}], False),
+        ([{"type": "Failed", "status": "True"}], True),
+        ([{"type": "SuccessCriteriaMet", "status": "True"}, {"type": "Complete", "status": "True"}], True),
+    ],
+)
+def test_when_a_job_has_ended(conditions: list[dict[str, str]], ended: bool) -> None:
+    job = rollout_job(of_case("job"), WANTED)[1]
+    assert has_ended(job | {"status": {"conditions": conditions}}) is ended
+    assert has_ended(job) is False
+
+
+def test_a_job_says_whose_image_it_runs() -> None:
+    made = of_case("job")
+    assert rollout_job(made, WANTED)[1]["metadata"]["annotations"][names.ANNOTATION_TASK_IMAGE] == WANTED.image
+    assert names.ANNOTATION_TASK_IMAGE not in rollout_job(made, PLAIN)[1]["metadata"]["annotations"]
