@@ -32,6 +32,7 @@ def registry(observe: Observe, *, has_kueue: bool) -> kopf.OperatorRegistry:
 
 def settings(*, has_kueue: bool) -> kopf.OperatorSettings:
     """kopf's own settings: short waits, no traces of kopf in the cluster, watches by label."""
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.posting.level = logging.WARNING

@@ -14,8 +14,8 @@ from kitestring_api import names
 from kitestring_api.v1alpha1.status import ConditionType, Phase
 from kitestring_operator.acceptance import Refusal
 from kitestring_operator.observed import Manifest, Observed
-from kitestring_operator.pods import is_live, parse_time, trouble
-from kitestring_operator.trainer_job import EndKind, TrainerEnd, TrainerJob, pods_of, trainer_jobs
+from kitestring_operator.pods import condition, is_live, parse_time, trouble
+from kitestring_operator.trainer_job import ENDED, EndKind, TrainerEnd, TrainerJob, pods_of, trainer_jobs
 
 FIRST_RESTART_SECONDS: Final = 10.0
 """Wait before a trainer that ended for a cause that counts is started again; doubled with each."""
@@ -133,9 +133,9 @@ def seconds_left(observed: Observed, phase: Phase | None) -> float | None:
     spec, since = observed.spec, parse_time(observed.status.get("startTime"))
     if spec is None or spec.active_deadline_seconds is None or since is None or phase not in _HOLDING:
         return None
-    for condition in observed.status.get("conditions") or ():
-        if condition["type"] == ConditionType.SUSPENDED and condition["status"] == "False":
-            since = max(since, parse_time(condition["lastTransitionTime"]) or since)
+    for entry in observed.status.get("conditions") or ():
+        if entry["type"] == ConditionType.SUSPENDED and entry["status"] == "False":
+            since = max(since, parse_time(entry["lastTransitionTime"]) or since)
     return (since + timedelta(seconds=spec.active_deadline_seconds) - observed.now).total_seconds()
 
 
@@ -247,5 +247,4 @@ def _is_ended_trainer(item: Manifest) -> bool:
     labels = item["metadata"].get("labels") or {}
     if item["kind"] != "Job" or labels.get(names.LABEL_COMPONENT) != names.COMPONENT_TRAINER:
         return False
-    conditions = (item.get("status") or {}).get("conditions") or ()
-    return any(entry["type"] in ("Complete", "Failed") and entry["status"] == "True" for entry in conditions)
+    return any(condition(item, kind) == "True" for kind in ENDED)

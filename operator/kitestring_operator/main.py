@@ -74,7 +74,7 @@ class _Operator:
                 self._plain,
                 settings.leader_election,
                 namespace=settings.leader_election.namespace or _own_namespace(),
-                identity=os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+                identity=_own_name(),
                 metrics=self._metrics,
             )
         self._controller: Controller | None = None
@@ -107,7 +107,7 @@ class _Operator:
         effects = Effects(
             cluster,
             cache,
-            events=Events(cluster, os.environ.get("POD_NAME") or socket.gethostname()),
+            events=Events(cluster, _own_name()),
             trainers=trainers,
             jobs=TokenBucket(self._settings.job_creation_per_second),
             metrics=self._metrics,
@@ -147,6 +147,8 @@ class _Operator:
             kopf.operator(
                 registry=handlers.registry(controller.observe, has_kueue=has_kueue),
                 settings=handlers.settings(has_kueue=has_kueue),
+                # else it asks for the name of this process's user, which has none in a container
+                identity=_own_name(),  # type: ignore[arg-type]
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=namespaces,
@@ -212,6 +214,10 @@ async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return False
+
+
+def _own_name() -> str:
+    return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _own_namespace() -> str:

@@ -27,6 +27,10 @@ CONTAINER: Final = "trainer"
 """The container whose termination message is the result of the run."""
 MESSAGE_LENGTH: Final = 1024
 
+_WELL: Final = ("Complete", "SuccessCriteriaMet")
+_BADLY: Final = ("Failed", "FailureTarget")
+ENDED: Final = (*_WELL, *_BADLY)
+"""Conditions of a Job that has ended, or is being ended by Kubernetes because its end is certain."""
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
@@ -154,12 +158,12 @@ def parse_result(text: str) -> TrainerResult | None:
 
 
 def _end(job: Manifest, pods: Sequence[Manifest]) -> TrainerEnd | None:
-    if "True" in (condition(job, "Complete"), condition(job, "SuccessCriteriaMet")):
+    if any(condition(job, kind) == "True" for kind in _WELL):
         result = _result(pods)
         done = "all steps are done" if result is None or result.message is None else result.message
         completed = parse_time((job.get("status") or {}).get("completionTime"))
         return TrainerEnd(EndKind.SUCCEEDED, names.REASON_COMPLETED, done, completed, result=result)
-    failed = next((kind for kind in ("Failed", "FailureTarget") if condition(job, kind) == "True"), None)
+    failed = next((kind for kind in _BADLY if condition(job, kind) == "True"), None)
     if failed is None:
         return None
     return _failure(pods, parse_time((condition_entry(job, failed) or {}).get("lastTransitionTime")))

@@ -10,7 +10,7 @@ import copy
 import itertools
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from kitestring_api import names
 from kitestring_operator.cluster.errors import AlreadyExistsError, ConflictError, RefusedError
@@ -171,7 +171,7 @@ class FakeCluster:
         code: int | None = 0,
         message: str = "",
         disrupted: bool = False,
-        kind: Literal["Complete", "Failed"] | None = None,
+        is_over: bool = True,
     ) -> None:
         """The Job and its pods end with this code; `code=None`: the pods are removed."""
         job = self.find("Job", name)
@@ -193,9 +193,13 @@ class FakeCluster:
                 "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
             }
             self.change("Pod", pod["metadata"]["name"], {"status": status})
-        end = kind or ("Complete" if code == 0 else "Failed")
-        condition = {"type": end, "status": "True", "lastTransitionTime": now()}
-        self.change("Job", name, {"status": {"active": None, "conditions": [condition], "completionTime": now()}})
+        # first that it is certain, then that it is so: two events
+        certain, end = ("SuccessCriteriaMet", "Complete") if code == 0 else ("FailureTarget", "Failed")
+        conditions = [{"type": certain, "status": "True", "lastTransitionTime": now()}]
+        self.change("Job", name, {"status": {"active": None, "conditions": conditions}})
+        if is_over:
+            conditions.append({"type": end, "status": "True", "lastTransitionTime": now()})
+            self.change("Job", name, {"status": {"conditions": conditions, "completionTime": now()}})
 
     def _put_pod(self, owner: Manifest, name: str) -> None:
         labels = dict(owner["spec"]["template"]["metadata"]["labels"])
@@ -246,7 +250,7 @@ def _owner(pod: Manifest) -> str:
 
 def _has_ended(item: Manifest) -> bool:
     conditions = (item.get("status") or {}).get("conditions") or ()
-    return any(entry["type"] in ("Complete", "Failed") for entry in conditions)
+    return any(entry["type"] in ("SuccessCriteriaMet", "FailureTarget") for entry in conditions)
 
 
 __all__ = ["FakeCluster", "names", "now"]

@@ -58,8 +58,10 @@ async def test_a_run_starts_works_and_ends(world: World) -> None:
         "step": 3,
         "checkpoint": "s3://runs/x/checkpoints/step-000003/",
     }
-    world.cluster.end_job("calculator-trainer-1", message=json.dumps(result))
     world.trainers.says = None
+    world.cluster.end_job("calculator-trainer-1", message=json.dumps(result), is_over=False)
+    await world.settle()
+    world.cluster.end_job("calculator-trainer-1", message=json.dumps(result))
     await world.settle()
     status = world.status()
     assert (status["phase"], status["reason"], status["step"]) == ("Succeeded", "Completed", 3)
