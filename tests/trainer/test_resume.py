@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kitestring_api import names
 from kitestring_rollout.protocol.queue import Finish, Lease
+from kitestring_rollout.storage import Manifest, ObjectStore, S3StoreConfig, publish_folder, read_manifest
+from kitestring_trainer.artifacts import location
 from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.driver import RunResult, run
 from kitestring_trainer.ledger import Ledger
@@ -25,10 +29,14 @@ STEPS = 4
 
 
 class Lives:
-    """A run that is begun again and again until it is through. `deaths` says where each life ends."""
+    """A run that is begun again and again until it is through. `deaths` says where each life ends.
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    With `fresh` every life begins on a machine that has nothing of the run: all comes from storage.
+    """
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, *, fresh: bool = False, **changes: Any) -> None:
         self.world = world
+        self.fresh = fresh
         self.server = world.add_policy_server()
         self.config = world.config(
             spec__trainer={"backend": "verl", "device": "cpu"},
@@ -36,6 +44,7 @@ class Lives:
             spec__checkpoints={"every": 0, **changes.pop("checkpoints", {})},
             model=world.folder,
             policy_servers=(self.server.url,),
+            artifacts=fresh,
             **changes,
         )
         self.learners: list[ScriptedLearner] = []
@@ -59,10 +68,22 @@ class Lives:
 
         monkeypatch.setattr(Ledger, "put_commit", put)
 
+        def publish(store: ObjectStore, folder: Path, prefix: str, version: str) -> Manifest:
+            step = int(prefix[-6:])
+            if self._death == ("in the upload", step):
+                file = next(path for path in folder.iterdir() if path.is_file())
+                store.put_file(f"{prefix}/{file.name}", file)
+                raise Killed
+            return publish_folder(store, folder, prefix, version)
+
+        monkeypatch.setattr("kitestring_trainer.artifacts.publish_folder", publish)
+
     def live(self, death: tuple[str, int] | None = None) -> RunResult | None:
         """One life; None when it met its death."""
         self._death = death
         self._counted = 0
+        if self.fresh:
+            shutil.rmtree(self.config.folder, ignore_errors=True)
         self.world.listening.clear()
         self.world.start_workers()
         config = self.config.model_copy(update={"resume": bool(self.learners)})
@@ -217,17 +238,83 @@ def test_a_validation_that_was_missed_is_made_up_for(lives: Callable[..., Lives]
     assert weights_name(str(exported / "step-000004")) == run_twice.lineage[3].after
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_machine_that_has_nothing_of_the_run_goes_on_from_storage(lives: Callable[..., Lives]) -> None:
+    """State and model are in storage; what a kill tore is not taken for one; the latest few stay, here and there."""
+    run_on = lives(fresh=True, checkpoints={"every": 1, "keep": 2})
+    assert run_on.live(("in the upload", 3)) is None
+    store, learners = run_on.world.store, run_on.learners
+    keys = {info.key for info in store.list("checkpoints/state/")}
+    assert {key for key in keys if key.endswith("manifest.json")} == {
+        "checkpoints/state/step-000001/manifest.json",
+        "checkpoints/state/step-000002/manifest.json",
+    }
+    assert any(key.startswith("checkpoints/state/step-000003/") for key in keys), "half of it is there"
+    result = run_on.live()
+    assert result is not None and result.exit_code == 0
+    assert learners[1].updates[0].step == 3 and learners[1].updates[0].before == learners[0].updates[1].after
+    run_on.check()
+    manifests = sorted(info.key for info in store.list("checkpoints/") if info.key.endswith("manifest.json"))
+    assert manifests == [
+        "checkpoints/state/step-000003/manifest.json",
+        "checkpoints/state/step-000004/manifest.json",
+        "checkpoints/step-000003/manifest.json",
+        "checkpoints/step-000004/manifest.json",
+    ]
+    index = run_on.world.read("checkpoints/checkpoints.json")
+    assert [exported["step"] for exported in index["exported"]] == [3, 4]
+    assert result.checkpoint == str(run_on.world.folder / "store" / "checkpoints" / "step-000004")
+    assert weights_name(result.checkpoint) == run_on.lineage[-1].after
+    assert read_manifest(store, "checkpoints/step-000004").version == "2.4"
+    lines = store.get("state/metrics.jsonl").splitlines()
+    assert [orjson.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_state_that_differs_from_its_manifest_is_passed_over(lives: Callable[..., Lives]) -> None:
+    run_on = lives(fresh=True)
+    assert run_on.live(("before the update", 4)) is None
+    run_on.world.store.put("checkpoints/state/step-000003/weights_name", b"rotten")
+    result = run_on.live()
+    assert result is not None and result.exit_code == 0
+    run_on.check()
+    assert [update.step for update in run_on.learners[1].updates] == [3, 4]
+
+
+def test_a_state_of_a_process_that_was_replaced_is_passed_over(lives: Callable[..., Lives]) -> None:
+    """Its upload came through after another incarnation had gone on from an older state, and died."""
+    run_on = lives(fresh=True)
+    assert run_on.live(("in the upload", 2)) is None
+    late = run_on.config.folder / "checkpoints" / "state-000002"
+    kept = run_on.world.folder / "late"
+    shutil.copytree(late, kept)
+    assert run_on.live(("before the update", 3)) is None
+    publish_folder(run_on.world.store, kept, "checkpoints/state/step-000002", "1.2")
+    result = run_on.live()
+    assert result is not None and result.exit_code == 0
+    assert run_on.learners[2].updates[0].before != (kept / "weights_name").read_text()
+    run_on.check()
+
+
+def test_a_checkpoint_in_a_bucket_has_an_address() -> None:
+    config = S3StoreConfig(
+        kind="s3", endpoint="s3:8333", bucket="runs", prefix="a/run-1", access_key_file="k", secret_key_file="s"
+    )
+    assert location(config, "checkpoints/step-000020") == "s3://runs/a/run-1/checkpoints/step-000020/"
+
+
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     resume_every=st.integers(1, 3),
-    deaths=st.lists(st.tuples(st.sampled_from(WHERES), st.integers(1, STEPS)), max_size=3),
+    deaths=st.lists(st.tuples(st.sampled_from((*WHERES, "in the upload")), st.integers(1, STEPS)), max_size=3),
+    fresh=st.booleans(),
 )
-def test_any_deaths(tmp_path_factory: pytest.TempPathFactory, resume_every: int, deaths: list[tuple[str, int]]) -> None:
+def test_any_deaths(
+    tmp_path_factory: pytest.TempPathFactory, resume_every: int, deaths: list[tuple[str, int]], *, fresh: bool
+) -> None:
     folder: Path = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = World(folder)
         try:
-            lives = Lives(world, monkeypatch, checkpoints={"resumeEvery": resume_every})
+            lives = Lives(world, monkeypatch, fresh=fresh, checkpoints={"resumeEvery": resume_every})
             for death in deaths:
                 lives.live(death)
             result = lives.live()

@@ -142,6 +142,7 @@ class FakeGateway:
         self.url, self.runner = backstage.serve(app)
         self.servers: list[tuple[str, ...]] = []
         """Every list of policy servers that it was told."""
+        self.on_servers: Callable[[tuple[str, ...]], None] = lambda servers: None
         self.unheard = 0
         """So many questions for the held attempts fail."""
 
@@ -245,6 +246,7 @@ class FakeGateway:
     async def _servers(self, request: web.Request) -> web.Response:
         body = PolicyServerList.model_validate_json(await request.read())
         self.servers.append(body.servers)
+        self.on_servers(body.servers)
         return _answer(body)
 
     def _find(self, request: web.Request) -> OpenOne | None:
@@ -333,12 +335,15 @@ class FakePolicyServer:
         self.said: list[str] = []
         self.fail_next = 0
         self.refuse = False
+        self.away = False
         app = web.Application()
         app.router.add_route("*", "/{route}", self._route)
         self.url, self.runner = backstage.serve(app)
 
     async def _route(self, request: web.Request) -> web.Response:
         route = request.match_info["route"]
+        if self.away:
+            return web.json_response({"error": "starting"}, status=503)
         self.said.append(route)
         body = await request.json() if request.can_read_body else {}
         if route == "pause":

@@ -9,6 +9,8 @@ import dataclasses
 import os
 import pickle
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from kitestring_trainer.learner import (
     UpdateMetrics,
 )
 from kitestring_trainer.verl_backend import VerlLearner
+from kitestring_trainer.verl_backend.nodes import lend_machine
 
 WANTED = 10
 """The token that the learning steps reward."""
@@ -154,6 +157,44 @@ def lora(folder: Path) -> dict[str, Any]:
     return _outcome(VerlLearner(config(folder, "lora", lora=LoraConfig(4, 8), **small)), Script(batch))
 
 
+def two_machines(folder: Path) -> dict[str, Any]:
+    """Goes on after step 5 of `full` with its two ranks on two machines of Ray: each has a trainer process of its own
+    and, where this machine lets us, a disk of its own for states."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    wanted = _on_two_machines(folder, port)
+    wanted.checkpoints.mkdir()
+    command = [sys.executable, __file__, "lend", str(folder), str(port)]
+    own_disk = [*("unshare", "--map-root-user", "--mount", "sh", "-c"), HIDE, "sh", *_states(folder), "--"]
+    apart = subprocess.run([*own_disk, "true"], check=False, capture_output=True).returncode == 0
+    other = subprocess.Popen([*(own_disk if apart else []), *command])
+    try:
+        out = _outcome(VerlLearner(wanted), Script(full_batch, steps=7))
+        return out | {"other": other.wait(30), "apart": apart}
+    finally:
+        other.kill()
+        other.wait()
+
+
+HIDE = 'while [ "$1" != -- ]; do mount -t tmpfs none "$1" || exit; shift; done; shift; exec "$@"'
+"""A shell's script: empty folders over those that are named, for what comes after --."""
+
+
+def _states(folder: Path) -> list[str]:
+    return [str(folder / "full-states"), str(folder / "two-states")]
+
+
+def lend(folder: Path) -> int:
+    return lend_machine(_on_two_machines(folder, int(sys.argv[3])))
+
+
+def _on_two_machines(folder: Path, port: int) -> LearnerConfig:
+    head = {"ray_head": f"127.0.0.1:{port}", "ray_token": "b" * 32}
+    state = folder / "full-states" / "state-000005"
+    return config(folder, "two", total_steps=8, nodes=2, gpus_per_node=1, resume_from=state, **head)
+
+
 def _outcome(learner: VerlLearner, script: Script) -> dict[str, Any]:
     error = None
     try:
@@ -165,7 +206,9 @@ def _outcome(learner: VerlLearner, script: Script) -> dict[str, Any]:
 
 def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
-    out = {"full": full, "resumed": resumed, "lora": lora}[name](folder)
+    if name == "lend":
+        sys.exit(lend(folder))
+    out = {"full": full, "resumed": resumed, "lora": lora, "two_machines": two_machines}[name](folder)
     script = out.pop("script")
     out |= {"weights": script.weights, "metrics": script.metrics, "tensors": script.tensors}
     out["children"] = [p.cmdline() for p in psutil.Process().children(recursive=True)]

@@ -169,3 +169,18 @@ def load_tensors(folder):
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors")
+
+
+def test_two_machines_train_as_one_with_two_processes(folder, full):
+    """Two nodes of Ray, each joined by a trainer process of its own, go on where two processes of one machine were."""
+    two = execute("two_machines", folder)
+    assert (two["error"], two["other"]) == ("NoneType", 0), "the other machine ends as the head did"
+    assert sorted(two["weights"]) == [5, 6, 7]
+    for step in (5, 6, 7):
+        for name, tensor in two["tensors"][step].items():
+            assert (tensor - full["tensors"][step][name]).abs().max() <= 1e-6, (step, name)
+    state = folder / "two-states" / "state-000007"
+    assert len(list((state / "actor").glob("*_rank_*.pt"))) == 6, "three files of each rank, whoever wrote them"
+    assert sorted(path.name for path in state.parent.iterdir()) == ["state-000006", "state-000007"]
+    assert two["children"] == []
+    print("the other machine had a disk of its own:", two["apart"])

@@ -30,7 +30,7 @@ REFUSED = {
     "model": ({"model": None}, "a Hugging Face folder"),
     "device": ({"device": "tpu"}, "cpu, cuda"),
     "weights_dtype": ({"weights_dtype": "int8"}, "bfloat16"),
-    "nodes": ({"nodes": 2}, "1 without cluster_address"),
+    "spec.trainer.nodes": ({"nodes": 2}, "1 on one machine"),
     "loss.entropy_coefficient": ({"loss": LossConfig(entropy_coefficient=-1)}, "0 or more"),
     "loss.dual_clip": ({"loss": LossConfig(dual_clip=0.5)}, "more than 1"),
     "overrides['actor_rollout_ref.actor.optim.lr']": (
@@ -61,7 +61,10 @@ def test_more_gpus_than_there_are_are_refused(config, monkeypatch):
     with pytest.raises(LearnerConfigError, match="gpus_per_node is 3; allowed: up to 2, the GPUs"):
         VerlLearner(wanted)
     VerlLearner(dataclasses.replace(wanted, gpus_per_node=2))
-    VerlLearner(dataclasses.replace(wanted, cluster_address="10.0.0.1:6379"))
+
+
+def test_several_nodes_need_the_address_of_the_first(config):
+    VerlLearner(dataclasses.replace(config, nodes=2, ray_head="run-trainer-1-0.run-ray:6379"))
 
 
 def make_state(folder, **content):

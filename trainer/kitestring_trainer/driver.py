@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from kitestring_trainer.errors import RunFailedError, RunStoppedError, UserMista
 from kitestring_trainer.goal import StepGoal
 from kitestring_trainer.incarnations import Incarnation, policy_version
 from kitestring_trainer.learner import Learner
-from kitestring_trainer.learners import make_learner, resumable_step
+from kitestring_trainer.learners import learner_config, make_learner, resumable_step
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.live import LiveChange, LiveRefusedError, LiveState
 from kitestring_trainer.membership import Membership
@@ -47,6 +48,8 @@ Announce = Callable[[Mapping[str, Any]], None]
 
 WATCH_SECONDS = 2.0
 """Between two looks at what the policy servers serve."""
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+"""Kubernetes' own name for the number of a pod of an Indexed Job."""
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS_FOLDER = "checkpoints"
 
@@ -62,16 +65,29 @@ class _Ending:
 def main(config_path: Path, *, resume: bool, announce: Announce) -> int:
     """`kitestring trainer`; the exit code. `announce` prints the listening line. Raises UserMistakeError."""
     config = read_config(config_path)
+    if config.ray_head is not None and int(os.environ.get(INDEX_VARIABLE, "0")) > 0:
+        return _lend_machine(config)
     code = run(config.model_copy(update={"resume": True}) if resume else config, announce).exit_code
-    if code == names.EXIT_STOPPED and any(not thread.daemon for thread in _other_threads()):
-        # What was given up goes on in threads, and the interpreter would wait for them.
+    if code == names.EXIT_STOPPED:
+        # What was given up goes on in threads, for which the interpreter would wait.
         logging.shutdown()
+        sys.stdout.flush()
         os._exit(code)
     return code
 
 
-def _other_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+def _lend_machine(config: TrainerConfig) -> int:
+    """What the trainer process does on all machines of a run but the first."""
+    if config.spec.trainer.backend == "collect":
+        logger.info("nothing to do: only backend verl takes more than one machine")
+        return names.EXIT_OK
+    from kitestring_trainer.verl_backend.nodes import lend_machine  # noqa: PLC0415  heavy
+
+    try:
+        return lend_machine(learner_config(config, 0))
+    except RunFailedError as error:
+        logger.error("%s: %s", error.reason, error)
+        return names.EXIT_FAILED
 
 
 def run(config: TrainerConfig, announce: Announce) -> RunResult:

@@ -203,8 +203,12 @@ class LearnerConfig:
     seed: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of the training processes."""
-    cluster_address: str | None = None
-    """Address of a running Ray cluster; None: one is started for the run on this machine and ended with it."""
+    stop_seconds: float = 15.0
+    """How long after `request_stop` an update that has begun may take; then it is given up, to be made again."""
+    ray_head: str | None = None
+    """host:port of Ray on the first of `nodes` machines; None: there is this one only."""
+    ray_token: str | None = field(default=None, repr=False)
+    """Secret that the machines of the run share; None: made up for a cluster of one machine."""
 
 
 class StepSource(Protocol):
@@ -235,4 +239,5 @@ class Learner(Protocol):
         RunFailedError costs no finished update: a resumable state is written first."""
 
     def request_stop(self) -> None:
-        """From any thread or a signal handler: stop before the next update; a resumable state is written first."""
+        """From any thread or a signal handler: stop before the next update; a resumable state is written first, unless
+        the update in progress takes too long and is given up."""

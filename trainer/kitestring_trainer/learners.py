@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from typing import Literal
 
 from kitestring_trainer.collect import CollectLearner
-from kitestring_trainer.config import TrainerConfig
+from kitestring_trainer.config import TrainerConfig, read_credential
 from kitestring_trainer.learner import (
     Learner,
     LearnerConfig,
-    LearnerConfigError,
     LoraConfig,
     LossConfig,
     OptimizerConfig,
 )
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.verl_backend import folders
+
+LEARNERS_SHARE = 0.6
+"""Of the time that a stop may take; the rest is for its state's way into storage."""
 
 
 def resumable_step(config: TrainerConfig, ledger: Ledger) -> int:
@@ -47,10 +51,6 @@ def weights_dtype(config: TrainerConfig) -> Literal["float32", "bfloat16"]:
 def learner_config(config: TrainerConfig, resumed_step: int) -> LearnerConfig:
     """What the backend needs of the run. Raises LearnerConfigError for what no backend can give."""
     spec, algorithm, trainer = config.spec, config.spec.algorithm, config.spec.trainer
-    if trainer.nodes > 1:
-        raise LearnerConfigError(
-            "spec.trainer.nodes", trainer.nodes, "1", "This version starts Ray on one node: use more gpusPerNode there."
-        )
     assert config.model is not None
     lora = config.policy.lora
     checkpoints = config.folder / "checkpoints"
@@ -90,7 +90,15 @@ def learner_config(config: TrainerConfig, resumed_step: int) -> LearnerConfig:
         resume_from=folders.state_folder(checkpoints, resumed_step) if resumed_step else None,
         temperature=spec.rollouts.sampling.temperature,
         seed=spec.seed,
+        ray_head=config.ray_head,
+        ray_token=None if config.ray_head is None else ray_token(read_credential(config.gateway_credential_file)),
+        stop_seconds=LEARNERS_SHARE * config.timing.stop,
     )
+
+
+def ray_token(credential: str) -> str:
+    """What the run's machines tell each other to be let into Ray; follows from a secret that all of them have."""
+    return hmac.new(credential.encode(), b"ray", hashlib.sha256).hexdigest()
 
 
 def _modules(names: list[str]) -> tuple[str, ...]:

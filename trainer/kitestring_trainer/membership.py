@@ -73,7 +73,7 @@ class Membership:
         logger.info("gateways: %s", ", ".join(urls))
         gateways.change(urls)
         self._queue.sweep()
-        for url in sorted(new):
+        for url in sorted(new) if self._listed else ():
             # Its own config may be older than a change of the policy servers.
             self._queue.queue.spawn(self._tell(url))
 

@@ -35,8 +35,8 @@ from kitestring_trainer.policy_server.config import PolicyServerConfig
 
 HOST = "127.0.0.1"
 
-LOCAL_TIMING = Timing(lease=15.0, proof=30.0, poll=0.02, gateway_gone=15.0)
-"""On one machine a silent process is dead, not far away."""
+LOCAL_TIMING = Timing(lease=15.0, proof=30.0, poll=0.02, gateway_gone=15.0, stop=50.0)
+"""On one machine a silent process is dead, not far away; and nobody kills a trainer that still saves what it has."""
 
 
 @dataclass(frozen=True)

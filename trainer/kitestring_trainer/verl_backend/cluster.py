@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -56,65 +57,87 @@ def environment(config: LearnerConfig) -> dict[str, str]:
     return out | dict(config.environment)
 
 
-def own_cluster_environment() -> dict[str, str]:
-    """Variables that shape a cluster that is started for the run."""
-    return {
-        # A cluster of our own listens on loopback only; a token would be written to the home directory.
-        "RAY_AUTH_MODE": "disabled",
+def own_cluster_environment(config: LearnerConfig) -> dict[str, str]:
+    """Variables that shape the run's cluster; the same on all of its machines."""
+    out = {
+        # Ray runs whatever it is sent. Given here, the token is not written to the home directory.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": config.ray_token or secrets.token_hex(32),
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
     }
+    if config.ray_head is not None:
+        out["RAY_GCS_SERVER_PORT"] = config.ray_head.rpartition(":")[2]
+    return out
+
+
+def cpus(config: LearnerConfig, *, head: bool) -> int:
+    """What Ray is told a machine has: names only.
+
+    verl reserves 3 per training process; TransferQueue's controller, and its stores, one for each machine, take 1 each.
+    """
+    return 3 * config.gpus_per_node + (2 + config.nodes if head else 1)
 
 
 class RayCluster:
-    """The run's Ray cluster: connected to, or started on this machine and ended with the run."""
+    """The run's Ray cluster: started on this machine, joined by the others if there are any, ended with the run."""
 
     def __init__(self, config: LearnerConfig) -> None:
         self._config = config
         self._stopping = threading.Lock()
+        self._killed = False
         self._folder: Path | None = None
         self._reaper: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         import ray  # noqa: PLC0415
 
-        if self._config.cluster_address is not None:
-            variables = {"env_vars": environment(self._config)}
-            ray.init(address=self._config.cluster_address, runtime_env=variables, log_to_driver=True)
-            return
         # Ray's sockets lie below it: the path must be short.
         _remove_abandoned_folders()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
-        processes = self._config.gpus_per_node
         with _patience():
             ray.init(
                 address="local",
-                # verl reserves 3 per training process; TransferQueue's two processes take 1 each.
-                num_cpus=3 * processes + 3,
+                num_cpus=cpus(self._config, head=True),
                 # Names only: a training process on CPU asks for a share of one, too.
-                num_gpus=processes,
+                num_gpus=self._config.gpus_per_node,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=True,
                 _temp_dir=str(self._folder),
-                _node_ip_address="127.0.0.1",
             )
         self._reaper = _start_reaper(_processes_of_own_cluster())
+
+    def kill(self) -> None:
+        """End its processes while another thread waits for them; then `stop` does nothing. This process is to end."""
+        with self._stopping:
+            self._killed = True
+            processes = _processes_of_own_cluster()
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=5.0)
+            self._leave()
 
     def stop(self) -> None:
         """End all of it; may be called again, and from any thread."""
         import ray  # noqa: PLC0415
 
         with self._stopping:
+            if self._killed:
+                return
             processes = _processes_of_own_cluster() if self._folder is not None else []
             ray.shutdown()
-            _end(processes)
-            if self._reaper is not None:
-                self._reaper.communicate()
-                self._reaper = None
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+            end_processes(processes)
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._reaper is not None:
+            self._reaper.communicate()
+            self._reaper = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
 
 def _remove_abandoned_folders() -> None:
@@ -149,9 +172,10 @@ def _start_reaper(processes: list[psutil.Process]) -> subprocess.Popen[str]:
     return started
 
 
-def _end(processes: list[psutil.Process]) -> None:
-    """Kill what is left of `processes`: Ray's agents notice only after a minute that they are alone."""
-    _, left = psutil.wait_procs(processes, timeout=1.0)
+def end_processes(processes: list[psutil.Process], patience: float = 1.0) -> None:
+    """Kill what is left of `processes` after so many seconds: Ray's agents notice only after a minute that they are
+    alone."""
+    _, left = psutil.wait_procs(processes, timeout=patience)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from verl.single_controller.ray import base
 from verl.single_controller.ray.base import RayWorkerGroup
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
@@ -36,8 +37,8 @@ def train(config: LearnerConfig, feed: RolloutFeed, on_death: Callable[[str], No
     verl_config.transfer_queue.enable = True
     OmegaConf.resolve(verl_config)
     without_servers()
-    if config.cluster_address is None:
-        RayWorkerGroup._get_master_addr_port = _rendezvous_here
+    RayWorkerGroup._get_master_addr_port = _rendezvous_here
+    base.sort_placement_group_by_node_ip = _this_machine_first
     trainer = ExternalTrainer(verl_config, config, feed)
     watch = ClusterWatch(on_death)
     watch.start()
@@ -64,7 +65,21 @@ def _finish(trainer: ExternalTrainer) -> None:
 def _rendezvous_here(
     group: Any, placement_group: object, bundle_index: int = 0, master_port_range: list[int] | None = None
 ) -> None:
-    """Where the training processes of this machine meet. verl asks a Ray task: one more process that imports verl."""
+    """Where the training processes meet: on this machine, where the first of them is. verl asks a Ray task, one more
+    process that imports verl."""
     with socket.socket() as free:
         free.bind(("", 0))
         group._master_addr, group._master_port = ray.util.get_node_ip_address(), str(free.getsockname()[1])
+
+
+def _this_machine_first(groups: list[Any]) -> list[Any]:
+    """The machines of the training processes in the order of their ranks. Rank 0 writes the weights, which are pushed
+    from here; verl's own order is that of the machines' addresses."""
+    here = ray.get_runtime_context().get_node_id()
+    address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+
+    def place(group: Any) -> tuple[bool, str, str]:
+        node = ray.util.placement_group_table(group)["bundles_to_node_id"][0]
+        return node != here, address[node], node
+
+    return sorted(groups, key=place)

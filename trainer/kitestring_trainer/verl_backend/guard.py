@@ -65,6 +65,13 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead._merged_lora_per_tensor_param": ("self",),
     "verl.utils.fsdp_utils:merged_lora_context": ("actor", "backup_adapters"),
     "verl.utils.distributed:initialize_global_process_group_ray": ("timeout_second", "backend"),
+    "verl.single_controller.ray.base:sort_placement_group_by_node_ip": ("pgs",),
+    "verl.single_controller.base.decorator:register": (
+        "dispatch_mode",
+        "execute_mode",
+        "blocking",
+        "materialize_futures",
+    ),
     "verl.single_controller.ray.base:RayWorkerGroup._get_master_addr_port": (
         "self",
         "pg",

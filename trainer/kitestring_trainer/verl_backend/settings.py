@@ -125,14 +125,11 @@ def _problems(config: LearnerConfig) -> Iterator[LearnerConfigError]:
         value = getattr(config.loss, name)
         if value < 0:
             yield LearnerConfigError(f"loss.{name}", value, "0 or more", "Set it to 0 to leave the term out.")
-    if config.nodes > 1 and config.cluster_address is None:
+    if config.nodes > 1 and config.ray_head is None:
         yield LearnerConfigError(
-            "nodes",
-            config.nodes,
-            "1 without cluster_address",
-            "Start Ray on all nodes and give the address of its head, or train on one node.",
+            "spec.trainer.nodes", config.nodes, "1 on one machine", "Use more gpusPerNode here, or run it in a cluster."
         )
-    if config.device == "cuda" and config.cluster_address is None and visible_gpus() < config.gpus_per_node:
+    if config.device == "cuda" and visible_gpus() < config.gpus_per_node:
         yield LearnerConfigError(
             "gpus_per_node",
             config.gpus_per_node,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from kitestring_trainer.learner import (
     PushedWeights,
     StepBatch,
 )
-from kitestring_trainer.verl_backend import cells, folders, rows
+from kitestring_trainer.verl_backend import cells, folders, rows, shards
 from kitestring_trainer.verl_backend.feed import RolloutFeed
 from kitestring_trainer.verl_backend.loss import RolloutLoss, response_positions
 from kitestring_trainer.verl_backend.names import TRAINER_MODE, WEIGHTS_BACKEND
@@ -126,7 +127,7 @@ class ExternalTrainer(trainer_base.PPOTrainer):
         folder = self.settings.resume_from
         if folder is not None:
             self.global_steps = state_step(folder)
-            self.actor_rollout_wg.load_checkpoint(str(folder / "actor"), del_local_after_load=False)
+            self._load_engine(folder / "actor")
 
     def on_init_end(self) -> None:
         self.actor_rollout_wg.set_loss_fn(RolloutLoss(self.settings.loss))
@@ -311,9 +312,29 @@ class ExternalTrainer(trainer_base.PPOTrainer):
     def _save(self, step: int) -> None:
         """Write a resumable state of the present weights, which are those after `step`."""
         if step > self._saved_step:
-            folder = save_state(self.settings, step, self.actor_rollout_wg.save_checkpoint)
+            folder = save_state(self.settings, step, self._save_engine)
             self._saved_step = step
             self.feed.source.state_saved(step, folder)
+
+    def _save_engine(self, folder: str) -> None:
+        """Have every training process write its shard; all of them get into this machine's `folder`."""
+        group = self.actor_rollout_wg
+        group.save_checkpoint(folder)
+        if self.settings.nodes > 1:
+            with shards.Probe(Path(folder)) as probe:
+                shards.collect(Path(folder), lambda number: group.send_shards(folder, str(probe), number))
+                group.forget_state(folder, str(probe))
+
+    def _load_engine(self, folder: Path) -> None:
+        group = self.actor_rollout_wg
+        if self.settings.nodes == 1:
+            group.load_checkpoint(str(folder), del_local_after_load=False)
+            return
+        with shards.Probe(folder) as probe:
+            lacking = group.lacks_shards(str(probe))
+            shards.hand_out(folder, lacking, lambda chunks: group.take_shards([str(folder)] * len(chunks), chunks))
+            group.load_checkpoint(str(folder), del_local_after_load=False)
+            group.forget_state(str(folder), str(probe))
 
     def on_step_end(self) -> None:
         if self.global_steps >= self.feed.source.steps:

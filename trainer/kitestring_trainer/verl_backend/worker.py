@@ -7,17 +7,21 @@ because `PolicyWorker` is what it is told to create there.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import verl.utils.distributed
 import verl.workers.engine.fsdp.transformer_impl as fsdp
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_id, get_device_name
 from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
 from verl.workers import engine_workers
 from verl.workers.engine import EngineRegistry
 
+from kitestring_trainer.verl_backend import shards
 from kitestring_trainer.verl_backend.names import THREADS_VARIABLE
 
 
@@ -29,6 +33,28 @@ class PolicyWorker(engine_workers.ActorRolloutRefWorker):
         if threads:
             torch.set_num_threads(threads)
         super().__init__(*args, **kwargs)
+
+    # States of runs on several machines: `probe` is a file of the driver's, there where the folder is the driver's own.
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def send_shards(self, folder: str, probe: str, number: int) -> shards.Chunk | None:
+        """Piece `number` of this process's shards; None: there are no more, or the driver has them."""
+        return None if Path(probe).exists() else shards.read_chunk(Path(folder), self.rank, number)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def forget_state(self, folder: str, probe: str) -> None:
+        """Let go of the copy of a state that the driver has."""
+        if not Path(probe).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def lacks_shards(self, probe: str) -> bool:
+        return not Path(probe).exists()
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def take_shards(self, folder: str, chunk: shards.Chunk | None) -> None:
+        if chunk is not None:
+            shards.write_chunk(Path(folder), chunk)
 
 
 @EngineRegistry.register(
