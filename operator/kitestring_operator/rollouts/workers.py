@@ -1,23 +1,12 @@
 """Isolation Worker: the pods that pull rollouts from the queue, `replicas` of them for each run.
 
-They are a Deployment. A Job in the work-queue pattern (no completions) would say better what they are, but the Job
-controller (Kubernetes 1.34.4, pkg/controller/job) delays every new pod by 10 s x 2^(n-1), at most 10 minutes, where n
-counts all pods that failed since one last succeeded. There is one count for the whole Job; a pod that
-`podFailurePolicy` ignores counts as well (`getNewFinishedPods` does not look at the policy), and in a work queue no pod
-may succeed before the end, since after the first success none is created any more. So each worker that is drained,
-evicted or out of memory makes the next replacement slower, for as long as the run lasts. Measured with a real control
-plane, 4 pods, exit 143 and DisruptionTarget ignored:
-
-                                         Job                       Deployment
-    replaced after eviction 1, 2, … 5    12, 21, 42, 81, 161 s     at once
-    scaled 4 → 1 → 4, drained between    600 s                     0.6 s
-
-With a Deployment, besides: a launcher or an agent's container that ends is started again in its pod, and a change of
-the workers (rolloutsPerWorker, a new version) drains them one part after the other instead of being refused.
+They are a Deployment. As a Job in the work-queue pattern their replacements would come ever later: the Job controller
+delays new pods by the number of all that failed since the last success, ignored or not, and no worker may succeed
+before the end. Figures: docs/decisions/0004-workers-are-a-deployment.md.
 
 Scaling in: the pods too many get TERM, lease nothing more, and have `terminationGracePeriodSeconds` for what they run;
-they are no longer counted, so that scaling out again does not wait for them. At the end of a run the workers end with
-0 and are started again (with the kubelet's growing pauses) until the operator, which sees the same end, deletes them.
+they no longer count, so that scaling out again does not wait for them. At the end of a run workers end with 0 and are
+started again, with the kubelet's growing pauses, until the operator, which sees the same end, deletes them.
 """
 
 from __future__ import annotations
