@@ -90,6 +90,16 @@ prepare() { # prepare NAME: the context of its build
   esac
 }
 
+packages() { # packages NAME: what runs in it, which must find everything that it imports
+  case $1 in
+    operator) echo kitestring_operator kitestring_cli.operator_command ;;
+    rollout) echo kitestring_rollout kitestring_cli.processes ;;
+    trainer | trainer-gpu) echo kitestring_trainer kitestring_cli ;;
+    policy-server-cpu) echo kitestring_trainer.policy_server kitestring_cli.processes ;;
+    calculator-agent) echo openai.resources.chat ;;
+  esac
+}
+
 for name in "${names[@]}"; do
   start=$SECONDS image=$prefix$name:$tag stage=$stages/$name
   mkdir "$stage"
@@ -101,6 +111,9 @@ for name in "${names[@]}"; do
   [ "$name" != trainer-gpu ] || [ -n "$base_image" ] || arguments+=(--build-arg BASE_IMAGE=python:3.11.14-bookworm)
   docker build --quiet --file "images/${name%-gpu}/Dockerfile" "${arguments[@]}" --tag "$image" "$stage" >/dev/null
   rm -rf "$stage"
+  # shellcheck disable=SC2046 -- several words
+  docker run --rm --interactive --network none --read-only --tmpfs /tmp --entrypoint python "$image" \
+    - $(packages "$name") < images/imports.py
   bytes=$(docker image inspect --format '{{.Size}}' "$image")
   printf '%s: %d MB, prepared in %d s, built in %d s\n' "$image" $((bytes / 1000000)) $((prepared - start)) $((SECONDS - prepared))
 done
