@@ -87,10 +87,12 @@ def release(api: Api, images: Images) -> Iterator[Release]:
     for forgotten in api.listed(NAMESPACE, selector=f"{LABEL}=scenario"):
         api.delete(NAMESPACE, forgotten["metadata"]["name"])
     release = Release(api, images)
-    release.install()
-    yield release
-    if not KEEP:
-        release.uninstall()
+    try:
+        release.install()
+        yield release
+    finally:
+        if not KEEP:
+            release.uninstall()
 
 
 @pytest.fixture

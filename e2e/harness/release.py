@@ -52,7 +52,7 @@ class Release:
         return [pod["metadata"]["name"] for pod in self.api.listed(POD, NAME, selector)]
 
     def _helm(self, *arguments: str, stdin: str | None = None, seconds: float = 180) -> str:
-        helm = os.environ.get("E2E_HELM") or str(programs.program(programs.HELM, "helm"))
+        helm = os.environ.get("E2E_HELM") or str(programs.program(programs.CLUSTER, "helm"))
         return call([helm, "--kubeconfig", str(self.api.kubeconfig), *arguments], stdin=stdin, seconds=seconds)
 
 

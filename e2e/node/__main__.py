@@ -89,8 +89,8 @@ def _print_environment() -> None:
     print(f"export KUBECONFIG={kube.kubeconfig()}")
     for name, value in engine.environment().items():
         print(f"export {name}={value}")
-    folders = [str(kube.binary().parent)]
-    print(f'export PATH="{":".join(folders)}:$PATH"')
+    if layout.TOOLS.is_dir():
+        print(f'export PATH="{layout.TOOLS}:$PATH"')
 
 
 @contextmanager

@@ -42,6 +42,16 @@ def base_image() -> str:
     return tag
 
 
+def published_base_image() -> None:
+    """`layout.BASE_IMAGE` where images can be pulled."""
+    tag = f"kitestring-e2e/base:{digest([layout.IMAGE_FILES / 'base.Dockerfile'])}"
+    if not image_exists(tag):
+        with scratch("base-") as context:
+            build("base", tag, context)
+    docker("tag", tag, layout.BASE_IMAGE)
+    _check_interpreter()
+
+
 def _check_interpreter() -> None:
     """Fail when the interpreter behind the virtual environment does not run on the base image (its C library)."""
     mount = [] if layout.is_system_python() else ["--volume", f"{layout.INTERPRETER}:{layout.INTERPRETER}:ro"]
@@ -51,7 +61,7 @@ def _check_interpreter() -> None:
 
 def node_image() -> str:
     """The node of kind with the images that a cluster runs in it; returns its tag."""
-    groups = (programs.KIND, programs.KUBERNETES, programs.ETCD, programs.COREDNS, programs.KUBE_ROUTER, programs.OWN)
+    groups = (programs.KIND, programs.CLUSTER, programs.OWN)
     thin = "yes" if lacks_resource_capability() else "no"
     files = [Path(__file__), *sorted(layout.IMAGE_FILES.glob("*.Dockerfile"))]
     tag = f"kitestring-e2e/node:{digest([*files, thin, *map(programs.key, groups)])}"
@@ -64,7 +74,7 @@ def node_image() -> str:
             build("net", f"{tag}-net", context, BASE=base)
             _copy_readable(files_of_kind, context / "kind")
             for name in ("kubelet", "kubeadm", "kubectl"):
-                copy_program(programs.program(programs.KUBERNETES, name), context / "programs" / name)
+                copy_program(programs.program(programs.CLUSTER, name), context / "programs" / name)
             copy_program(programs.program(programs.OWN, "thin-runc"), context / "programs" / "thin-runc")
             build("node", f"{tag}-empty", context, BASE=f"{tag}-net", THIN=thin, VERSION=programs.KUBERNETES_VERSION)
         with step("images of the cluster's parts"):
@@ -82,15 +92,15 @@ def node_image() -> str:
 
 def _part_images(context: Path, net: str, sandbox: str) -> list[str]:
     """Images of the programs that run in pods, named as kubeadm and containerd's configuration ask for them."""
-    kubeadm = programs.program(programs.KUBERNETES, "kubeadm")
+    kubeadm = programs.program(programs.CLUSTER, "kubeadm")
     listed = run([kubeadm, "config", "images", "list", "--kubernetes-version", programs.KUBERNETES_VERSION]).split()
     by_part = {name.rsplit("/", 1)[-1].split(":")[0]: name for name in listed}
-    parts = [(by_part[part], "scratch", programs.KUBERNETES, part) for part in _CONTROL_PLANE]
+    parts = [(by_part[part], "scratch", programs.CLUSTER, part) for part in _CONTROL_PLANE]
     parts += [
-        (by_part["kube-proxy"], net, programs.KUBERNETES, "kube-proxy"),
-        (by_part["etcd"], "scratch", programs.ETCD, "etcd"),
-        (by_part["coredns"], "scratch", programs.COREDNS, "coredns"),
-        (KUBE_ROUTER_IMAGE, net, programs.KUBE_ROUTER, "kube-router"),
+        (by_part["kube-proxy"], net, programs.CLUSTER, "kube-proxy"),
+        (by_part["etcd"], "scratch", programs.CLUSTER, "etcd"),
+        (by_part["coredns"], "scratch", programs.CLUSTER, "coredns"),
+        (KUBE_ROUTER_IMAGE, net, programs.CLUSTER, "kube-router"),
         (sandbox, "scratch", programs.OWN, "pause"),
     ]
     for image, base, group, name in parts:

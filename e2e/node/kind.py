@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,21 +18,35 @@ from e2e.node.kube import kubectl, reachable
 from e2e.node.progress import say, step
 
 _MADE_OF: Final = layout.RUN / "made-of"
-_PUBLISHED_IMAGE: Final = os.environ.get("E2E_NODE_IMAGE", "kindest/node:v1.34.3")
+_PUBLISHED_IMAGE: Final = os.environ.get(
+    "E2E_NODE_IMAGE",
+    "kindest/node:v1.37.0@sha256:a1ed56cfb0e7b93589bdf97c8cd566405a265939e3620fc4f5de89adff580ae5",
+)
+"""The node image that kind v0.33.0 takes by itself."""
 
 
 def up() -> None:
     """Have the cluster: kept when it runs and is made of what it would be made of now, else made anew."""
-    published = _can_pull()
-    image = _PUBLISHED_IMAGE if published else images.node_image()
+    if _can_pull():
+        images.published_base_image()
+        _have(_PUBLISHED_IMAGE, published=True)
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # Compiling takes both cores for minutes: it goes on while packages are fetched and unpacked.
+        compiling = pool.submit(programs.build_all, (programs.KIND, programs.OWN, programs.CLUSTER))
+        images.base_image()
+        _have(images.node_image(), published=False)
+        compiling.result()
+    _link_tools()
+
+
+def _have(image: str, *, published: bool) -> None:
     config = _config(own_network=not published)
     made_of = digest([image, json.dumps(config), layout.HERE / "network.py", layout.HERE / "manifests"])
     if _MADE_OF.exists() and _MADE_OF.read_text() == made_of and reachable():
         say("the cluster is there already")
         return
     down()
-    if not published:
-        images.base_image()
     layout.SHARED.mkdir(parents=True, exist_ok=True)
     layout.SHARED.chmod(0o1777)
     with step("create the cluster"):
@@ -43,7 +58,17 @@ def up() -> None:
         kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=120s", timeout=150)
         for kind, name in (("deployment", "coredns"), *([] if published else [("daemonset", "kube-router")])):
             kubectl("--namespace", "kube-system", "rollout", "status", f"{kind}/{name}", "--timeout=180s", timeout=200)
+    if published:
+        load([layout.BASE_IMAGE])
     _MADE_OF.write_text(made_of)
+
+
+def _link_tools() -> None:
+    layout.TOOLS.mkdir(parents=True, exist_ok=True)
+    for group, name in ((programs.CLUSTER, "kubectl"), (programs.CLUSTER, "helm"), (programs.KIND, "kind")):
+        link = layout.TOOLS / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(programs.program(group, name))
 
 
 def down() -> None:
@@ -63,6 +88,12 @@ def load(names: list[str]) -> None:
     ]
     with step(f"load {' '.join(names)}"):
         _kind("load", "docker-image", "--name", layout.CLUSTER, "--nodes", ",".join(nodes), *names)
+        for node in nodes:
+            # What is unpacked is not kept packed as well.
+            run(
+                ["docker", "exec", node, "ctr", "--namespace=k8s.io", "content", "prune", "references"],
+                env=environment(),
+            )
 
 
 def _config(*, own_network: bool) -> dict[str, Any]:

@@ -25,12 +25,7 @@ def kubeconfig() -> Path:
 
 def binary() -> Path:
     """The kubectl that was built here, else the one on the path."""
-    built = (
-        layout.PROGRAMS / f"{programs.KUBERNETES.name}-{programs.key(programs.KUBERNETES)}" / "kubectl"
-        if shutil.which("go")
-        else None
-    )
-    if built is not None and built.exists():
+    if shutil.which("go") and (built := programs.folder_of(programs.CLUSTER) / "kubectl").exists():
         return built
     found = shutil.which("kubectl")
     if found is None:

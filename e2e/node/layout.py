@@ -26,6 +26,8 @@ SHARED: Final = CACHE / "shared"
 """Mounted into every node at this path, writable: for caches that pods share."""
 RUN: Final = CACHE / "run"
 """What lives only as long as the cluster: sockets, pid files, the kubeconfig."""
+TOOLS: Final = RUN / "bin"
+"""Links to kubectl, helm and kind, for a shell."""
 KUBECONFIG: Final = RUN / "kubeconfig"
 
 VENV: Final = Path(os.environ.get("E2E_VENV") or REPOSITORY / ".venv").absolute()

@@ -6,8 +6,10 @@ digest of their inputs, so that nothing is compiled twice.
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +24,7 @@ KUBERNETES_VERSION: Final = "v1.34.4"
 
 @dataclass(frozen=True)
 class Group:
-    """Programs of one Go module, by name, with the package of each; several must be named as their packages are."""
+    """Programs of one Go module, by name, with the package of each."""
 
     name: str
     packages: dict[str, str]
@@ -50,20 +52,23 @@ _KUBERNETES: Final = (
 )
 
 KIND: Final = Group("kind", {"kind": "sigs.k8s.io/kind"})
-KUBERNETES: Final = Group(
-    "kubernetes", {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES}, f"-s -w {_VERSION_FLAGS}"
+CLUSTER: Final = Group(
+    "cluster",
+    {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES}
+    | {
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "coredns": "./coredns",
+        "kube-router": "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+        "helm": "helm.sh/helm/v3/cmd/helm",
+    },
+    f"-s -w {_VERSION_FLAGS}",
 )
-ETCD: Final = Group("etcd", {"etcd": "go.etcd.io/etcd/server/v3"})
-COREDNS: Final = Group("coredns", {"coredns": "."})
-KUBE_ROUTER: Final = Group("kube-router", {"kube-router": "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"})
+"""One module, so that the libraries which all of them use are compiled once."""
 OWN: Final = Group("own", {"thin-runc": "./thin-runc", "pause": "./pause"})
-HELM: Final = Group("helm", {"helm": "helm.sh/helm/v3/cmd/helm"})
 KWOK: Final = Group("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"})
 KUEUE: Final = Group("kueue", {"manager": "sigs.k8s.io/kueue/cmd/kueue"})
 
-_building: dict[str, threading.Lock] = {
-    group.name: threading.Lock() for group in (KIND, KUBERNETES, ETCD, COREDNS, KUBE_ROUTER, OWN, HELM, KWOK, KUEUE)
-}
+_building: dict[str, threading.Lock] = {group.name: threading.Lock() for group in (KIND, CLUSTER, OWN, KWOK, KUEUE)}
 
 
 def key(group: Group) -> str:
@@ -72,10 +77,15 @@ def key(group: Group) -> str:
     return digest([layout.GO_MODULES / group.name, repr(sorted(group.packages.items())), group.ldflags, version])
 
 
+def folder_of(group: Group) -> Path:
+    """Where the programs of a group lie, compiled or not."""
+    return layout.PROGRAMS / f"{group.name}-{key(group)}"
+
+
 def build(group: Group) -> Path:
     """Folder with the programs of a group, compiled when their inputs changed."""
     with _building[group.name]:
-        folder = layout.PROGRAMS / f"{group.name}-{key(group)}"
+        folder = folder_of(group)
         if folder.is_dir():
             return folder
         if shutil.which("go") is None:
@@ -87,15 +97,32 @@ def build(group: Group) -> Path:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", group.ldflags]
+            log = f"build-{group.name}"
             module, environment = layout.GO_MODULES / group.name, {"CGO_ENABLED": "0", "GOWORK": "off"}
-            # One program gets its name here; several are named by the compiler after their packages.
-            target = f"{partial}/" if len(group.packages) > 1 else str(partial / next(iter(group.packages)))
-            command = ["go", "build", *flags, "-o", target, *group.packages.values()]
-            run(command, cwd=module, env=environment, log=f"build-{group.name}")
+            run(
+                ["go", "build", *flags, "-o", f"{partial}/", *group.packages.values()],
+                cwd=module,
+                env=environment,
+                log=log,
+            )
+            for name, package in group.packages.items():
+                (partial / _compiled_name(package)).rename(partial / name)
             for old in layout.PROGRAMS.glob(f"{group.name}-????????????"):
                 shutil.rmtree(old)
             partial.rename(folder)
         return folder
+
+
+def _compiled_name(package: str) -> str:
+    """What the compiler calls a program: the last part of its path that is no version."""
+    *parents, last = package.split("/")
+    return parents[-1] if re.fullmatch(r"v\d+", last) else last
+
+
+def build_all(groups: Sequence[Group]) -> None:
+    """Compile several groups, one after the other: each takes all cores by itself."""
+    for group in groups:
+        build(group)
 
 
 def program(group: Group, name: str) -> Path:
