@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitestring_operator.overlay import MERGE_KEYS, OverlayRefusedError, merged, overlaid
+from kitestring_operator.overlay import MERGE_KEYS, WALLS, OverlayRefusedError, merged, overlaid
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"kitestring.dev/run": "a"}},
@@ -258,3 +259,9 @@ def test_merging_twice_is_merging_once(fields: dict[str, Any]) -> None:
     template = {"spec": {"nodeSelector": fields, "containers": [{"name": "more", "x": fields}]}}
     once = over(template)
     assert merged(once, template) == once
+
+
+def test_the_documentation_names_every_wall() -> None:
+    text = (Path(__file__).parents[3] / "docs/pod-templates.md").read_text()
+    walls = [*WALLS.container_fields, *WALLS.pod_fields, *WALLS.variables, *WALLS.mount_roots]
+    assert [wall for wall in walls if f"`{wall}`" not in text] == []
