@@ -151,11 +151,6 @@ class StorageTarget:
     weights_secret: str
     trainer_secret: str
 
-    @property
-    def url(self) -> str:
-        """`s3://bucket/prefix/`."""
-        return f"s3://{self.bucket}/{self.prefix}/"
-
 
 @dataclass(frozen=True, slots=True)
 class RunContext:

@@ -138,16 +138,13 @@ def part_arguments(part: str, file: str) -> list[str]:
     return [part, "--config", f"{CONFIG_FOLDER}/{file}"]
 
 
-def http_probe(
-    path: str, port: int, *, period: int = 5, failures: int = 3, timeout: int = 3, initial: int = 0
-) -> dict[str, Any]:
-    probe = {
+def http_probe(path: str, port: int, *, period: int = 5, failures: int = 3, timeout: int = 3) -> dict[str, Any]:
+    return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": period,
         "timeoutSeconds": timeout,
         "failureThreshold": failures,
     }
-    return probe | ({"initialDelaySeconds": initial} if initial else {})
 
 
 def resources(

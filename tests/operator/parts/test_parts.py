@@ -186,7 +186,7 @@ def test_keys_of_the_installation_are_copied_only_for_runs_that_use_them() -> No
 
 def test_prefix_of_a_run_is_its_name_and_the_start_of_its_uid() -> None:
     assert case("verl-cpu").storage.prefix == "calculator-0f8fad5b"
-    assert case("vllm-gpu").storage.url == "s3://runs/team/coder/coder-0f8fad5b/"
+    assert case("vllm-gpu").storage.prefix == "team/coder/coder-0f8fad5b"
 
 
 # --- Collector ----------------------------------------------------------------------------------------------------
