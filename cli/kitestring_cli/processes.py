@@ -87,6 +87,17 @@ def worker(config_file: Path) -> int:
 
 @click.command()
 @config_option
+def fetch(config_file: Path) -> int:
+    """Bring models and task files from object storage and the Hugging Face hub into folders."""
+    from kitestring_rollout.fetch.command import run  # noqa: PLC0415
+    from kitestring_rollout.fetch.config import FetchConfig  # noqa: PLC0415
+
+    begin()
+    return run(read_config(config_file, FetchConfig))
+
+
+@click.command()
+@config_option
 @click.option("--resume", is_flag=True, help="Go on from the last resumable checkpoint of this run.")
 def trainer(config_file: Path, resume: bool) -> int:
     """Own the rollout queue and train."""

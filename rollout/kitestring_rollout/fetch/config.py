@@ -91,3 +91,6 @@ class FetchConfig(_Config):
     """`kitestring fetch --config FILE`."""
 
     items: tuple[Item, ...] = ()
+    retry_seconds: float = Field(
+        default=300.0, ge=0, description="an item whose source is away for so long is given up"
+    )

@@ -132,13 +132,16 @@ def verify_folder(folder: Path, manifest: Manifest) -> None:
 
 def remove_folder(store: ObjectStore, prefix: str) -> None:
     """Remove the folder below `prefix`, whole or half, manifest first; nothing happens where there is none."""
+    if not prefix.strip("/"):
+        raise ValueError("the store itself is no folder to remove")
     store.delete(_key(prefix, MANIFEST))
     for info in list(store.list(_key(prefix, ""))):
         store.delete(info.key)
 
 
 def _key(prefix: str, path: str) -> str:
-    return f"{prefix.rstrip('/')}/{path}"
+    folder = prefix.rstrip("/")
+    return f"{folder}/{path}" if folder else path
 
 
 def _files_of(folder: Path) -> list[str]:
