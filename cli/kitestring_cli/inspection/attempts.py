@@ -136,6 +136,8 @@ class _Until:
         self._until = until
         self.get = store.get
         self.put = store.put
+        self.get_file = store.get_file
+        self.put_file = store.put_file
         self.exists = store.exists
         self.delete = store.delete
 

@@ -62,7 +62,7 @@ class _Witness:
     finish: Finish | None = None
     scored: Scored | None = None
 
-    async def __call__(self, klass: str, task: Task, finish: Finish, fenced: FencedAttempt) -> Scored:
+    async def __call__(self, klass: str, task: Task, finish: Finish | None, fenced: FencedAttempt) -> Scored:
         self.finish = finish
         self.scored = await self.score(klass, task, finish, fenced)
         return self.scored
