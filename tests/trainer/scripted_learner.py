@@ -85,7 +85,8 @@ class ScriptedLearner:
         folder = folders.weights_folder(self._folder / "weights", step)
         with folders.WholeFolder(folder, folders.WEIGHTS_MARKER, {"version": step}) as writing:
             (writing / NAME).write_text(name)
-        source.weights_ready(PushedWeights(step, folder))
+        with saved_at_the_end(partial(self._save, source, step, name)):
+            source.weights_ready(PushedWeights(step, folder))
 
     def _save(self, source: StepSource, step: int, name: str) -> None:
         folder = folders.state_folder(self._folder / "checkpoints", step)

@@ -13,7 +13,7 @@ from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.learners import learner_config, make_learner, resumable_step
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.queue.state import Tries
-from tests.trainer.world import World
+from tests.trainer.world import GATEWAY_CREDENTIAL, World
 
 
 def verl(world: World, **changes: Any) -> TrainerConfig:
@@ -59,11 +59,26 @@ def test_what_the_backend_gets_of_the_run(world: World) -> None:
     assert resumed.resume_from == world.folder / "run" / "checkpoints" / "state-000005"
 
 
-def test_more_than_one_node_is_refused(world: World) -> None:
-    config = verl(world)
-    spec = config.spec.model_copy(update={"trainer": config.spec.trainer.model_copy(update={"nodes": 2})})
-    with pytest.raises(UserMistakeError, match=r"spec\.trainer\.nodes is 2; allowed: 1\. This version starts Ray"):
-        make_learner(config.model_copy(update={"spec": spec}), 0)
+def on_two_nodes(world: World, **changes: Any) -> TrainerConfig:
+    (world.folder / "config.json").write_text("{}")
+    config = verl(world).model_copy(update={"model": world.folder, **changes})
+    trainer = config.spec.trainer.model_copy(update={"nodes": 2, "overrides": {}})
+    return config.model_copy(update={"spec": config.spec.model_copy(update={"trainer": trainer})})
+
+
+def test_more_than_one_node_is_refused_on_one_machine(world: World) -> None:
+    with pytest.raises(UserMistakeError, match=r"spec\.trainer\.nodes is 2; allowed: 1 on one machine"):
+        make_learner(on_two_nodes(world), 0)
+
+
+def test_several_machines_know_each_other_by_a_secret_that_is_none_of_theirs(world: World) -> None:
+    first = learner_config(on_two_nodes(world, ray_head="run-trainer-1-0.run-ray:6379"), 0)
+    assert (first.nodes, first.ray_head) == (2, "run-trainer-1-0.run-ray:6379")
+    assert first.ray_token is not None and GATEWAY_CREDENTIAL not in first.ray_token
+    assert first.ray_token not in repr(first)
+    (world.folder / "gateway").write_text("another")
+    assert learner_config(on_two_nodes(world, ray_head="run-trainer-1-0.run-ray:6379"), 0).ray_token != first.ray_token
+    assert learner_config(verl(world), 0).ray_token is None
 
 
 def test_all_linear_names_no_module(world: World) -> None:

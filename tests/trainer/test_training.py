@@ -18,7 +18,7 @@ from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.driver import RunResult, run
 from kitestring_trainer.learner import Agreement
 from tests.trainer.scripted_learner import AGREED, APART, NO_TOKENS, ScriptedLearner, weights_name
-from tests.trainer.world import FakePolicyServer, World, ended
+from tests.trainer.world import QUICK, FakePolicyServer, World, ended
 
 TASKS = {"inline": [{"question": str(i), "answer": f"a{i}"} for i in range(4)]}
 
@@ -197,6 +197,49 @@ def test_three_such_steps_in_a_row_fail_the_run(training: Training) -> None:
     result = training.run(spec__steps=9)
     assert (result.phase, result.reason, result.step) == ("Failed", "ProbabilitiesDiverge", 8)
     assert result.message == "3 steps in a row, step 8: mean KL of sampler and trainer is 0.1 nats, bound 0.002"
+
+
+def test_a_stop_does_not_wait_for_weights_that_do_not_arrive(training: Training) -> None:
+    """A push may take half an hour; what it pushes is saved, and pushed again by the next process."""
+    server = training.servers[0]
+    changes: dict[str, Any] = {"spec__checkpoints": {"resumeEvery": 100}}
+
+    async def stall() -> None:
+        if server.said.count("collective_rpc") == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+
+    server.on_load = stall
+    result = training.run(**changes)
+    assert (result.reason, result.exit_code, result.step) == ("Interrupted", 143, 0)
+    states = training.world.folder / "run" / "checkpoints"
+    assert [path.name for path in states.glob("state-*")] == ["state-000001"], "its updates are made"
+    server.on_load = None
+    training.world.listening.clear()
+    result = training.run(**changes, resume=True)
+    assert (result.phase, server.version, server.paused) == ("Finished", "2.2", False)
+    assert training.world.commit("t000001")["incarnation"] == 1
+
+
+def test_a_stop_waits_for_storage_only_so_long(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not get there in time is made again from the state before."""
+    forever = threading.Event()
+
+    def never(*_: object) -> None:
+        forever.wait(60)
+
+    monkeypatch.setattr("kitestring_trainer.artifacts.publish_folder", never)
+
+    async def agent(world: World, lease: Lease) -> Finish:
+        if lease.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        return await training._agent(world, lease)
+
+    training.world.agent = agent
+    result = training.run(artifacts=True, spec__checkpoints={"every": 0}, timing=QUICK.model_copy(update={"stop": 0.3}))
+    forever.set()
+    assert (result.reason, result.exit_code, result.step) == ("Interrupted", 143, 1)
 
 
 def test_a_stop_during_a_validation_loses_no_finished_update(training: Training) -> None:

@@ -336,6 +336,7 @@ class FakePolicyServer:
         self.fail_next = 0
         self.refuse = False
         self.away = False
+        self.on_load: Callable[[], Awaitable[None]] | None = None
         app = web.Application()
         app.router.add_route("*", "/{route}", self._route)
         self.url, self.runner = backstage.serve(app)
@@ -357,6 +358,8 @@ class FakePolicyServer:
                 return web.json_response({"error": "out of memory"}, status=500)
             if self.refuse or not self.paused:
                 return web.json_response({"error": "shapes differ"}, status=400)
+            if self.on_load is not None:
+                await self.on_load()
             self.folder = body["kwargs"]["weights_path"]
         elif route == "update_weight_version":
             self.version = body["new_version"]

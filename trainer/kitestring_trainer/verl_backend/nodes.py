@@ -31,8 +31,8 @@ HEAD_LOST_SECONDS = 15.0
 """A head that is silent for so long is gone."""
 HEAD_AWAITED_SECONDS = 1800.0
 """How long the others wait for the head to come up: its image may have to be pulled."""
-ASKED_TO_STOP_SECONDS = 28.0
-"""After SIGTERM the head still needs this machine to save its state; past that the machine leaves all the same."""
+LEAVING_SECONDS = 5.0
+"""How much later than the head's learner a machine that was asked to stop leaves: it is needed to save the state."""
 
 
 def lend_machine(config: LearnerConfig) -> int:
@@ -42,7 +42,7 @@ def lend_machine(config: LearnerConfig) -> int:
     """
     assert config.ray_head is not None
     os.environ.update(cluster.environment(config) | cluster.own_cluster_environment(config))
-    stop_by = _StopRequest()
+    stop_by = _StopRequest(config.stop_seconds + LEAVING_SECONDS)
     with stop_by.handled():
         _await_head(config.ray_head, stop_by)
         with _joined(config) as process:
@@ -53,7 +53,9 @@ def lend_machine(config: LearnerConfig) -> int:
 class _StopRequest:
     """SIGTERM, which reaches all machines at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: how long after it the machine stays at most."""
+        self._seconds = seconds
         self._deadline: float | None = None
 
     @property
@@ -73,7 +75,7 @@ class _StopRequest:
                 signal.signal(number, handler)
 
     def _note(self, *_: object) -> None:
-        self._deadline = self._deadline or time.monotonic() + ASKED_TO_STOP_SECONDS
+        self._deadline = self._deadline or time.monotonic() + self._seconds
 
 
 def _await_head(address: str, stop: _StopRequest) -> None:
