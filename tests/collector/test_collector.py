@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from kitestring_rollout.collector import app
 from kitestring_rollout.collector.app import Collector, Credentials
 from kitestring_rollout.collector.config import CollectorConfig
-from kitestring_rollout.storage import DirectoryStore, StoreUnavailable
+from kitestring_rollout.storage import DirectoryStore, StoreRefused, StoreUnavailable
 
 PROTOBUF = "application/x-protobuf"
 TRUSTED = {"Authorization": "Bearer trusted", "Content-Type": PROTOBUF}
@@ -43,6 +45,10 @@ class WatchedStore(DirectoryStore):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.away = False
+        self.refuses = False
+        self.look: threading.Event | None = None
+        """Waited for by each look at the store."""
+        self.looks = 0
         self.loop = asyncio.get_running_loop()
         self.entered = asyncio.Event()
         self.gate: asyncio.Event | None = None
@@ -54,6 +60,16 @@ class WatchedStore(DirectoryStore):
         if self.gate is not None:
             asyncio.run_coroutine_threadsafe(self.gate.wait(), self.loop).result(20)
         super().put(key, data, if_absent=if_absent)
+
+    def exists(self, key: str) -> bool:
+        if self.refuses:
+            raise StoreRefused("may write only")
+        if self.away:
+            raise StoreUnavailable("away")
+        if self.look is not None:
+            self.looks += 1
+            self.look.wait(20)
+        return super().exists(key)
 
     def held(self) -> list[str]:
         return [info.key for info in self.list()]
@@ -256,3 +272,34 @@ async def test_metrics(collector: Running) -> None:
     assert 'kitestring_collector_requests_total{route="traces",status="400"} 1.0' in lines
     assert 'kitestring_collector_spans_total{route="traces"} 3.0' in lines
     assert "kitestring_collector_pending_bytes 0.0" in lines
+
+
+async def ready(collector: Running) -> tuple[int, str]:
+    async with collector.session.get(collector.url + "/ready") as response:
+        return response.status, (await response.json())["status"]
+
+
+async def test_it_is_ready_while_the_store_answers(collector: Running) -> None:
+    assert await ready(collector) == (200, "ok")
+    collector.store.away = True
+    assert await ready(collector) == (503, "away")
+    assert (await collector.post(request_of(1)))[0] == 503
+    collector.store.away = False
+    assert await ready(collector) == (200, "ok")  # without a write that nobody would send
+    collector.store.refuses = True
+    assert await ready(collector) == (200, "ok")
+    assert collector.store.held() == []
+
+
+async def test_a_store_that_hangs_is_looked_at_once(collector: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_LOOK_SECONDS", 0.05)
+    collector.store.look = threading.Event()
+    found = await asyncio.gather(*(ready(collector) for _ in range(5)))
+    found.append(await ready(collector))
+    assert {status for status, _ in found} == {503}
+    assert collector.store.looks == 1
+    collector.store.look.set()
+    collector.store.look = None
+    async with asyncio.timeout(10):
+        while (await ready(collector))[0] != 200:
+            pass

@@ -19,11 +19,12 @@ from kitestring_api import names
 from kitestring_rollout.collector.bodies import BodyTooLarge, BodyUnreadable, Received, read_request
 from kitestring_rollout.collector.config import CollectorConfig
 from kitestring_rollout.collector.metrics import Metrics
-from kitestring_rollout.storage import ObjectStore, StoreUnavailable
+from kitestring_rollout.storage import ObjectStore, StoreRefused, StoreUnavailable
 from kitestring_rollout.traces.object_keys import new_key
 
 _log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 3.0
 _PROTOBUF = "application/x-protobuf"
 _CONTENT_TYPES = (_PROTOBUF, "application/protobuf")
 _ENCODINGS = {"": "identity", "identity": "identity", "gzip": "gzip"}
@@ -58,6 +59,7 @@ class Collector:
         self._threads = ThreadPoolExecutor(config.write_threads, thread_name_prefix="store")
         self._pending = 0
         self._available = True
+        self._looking: asyncio.Future[str | None] | None = None
 
     def application(self) -> web.Application:
         """Serve it with `auto_decompress=False`: decompression is bounded here."""
@@ -69,6 +71,7 @@ class Collector:
             names.ROUTE_OTLP_AGENT_TRACES, self._route("agent", names.PREFIX_AGENT, self._credentials.agent)
         )
         app.router.add_get(names.ROUTE_HEALTH, self._health)
+        app.router.add_get(names.ROUTE_READY, self._ready)
         app.router.add_get(names.ROUTE_METRICS, self._show_metrics)
         app.on_cleanup.append(self._close)
         return app
@@ -174,6 +177,30 @@ class Collector:
     async def _health(self, _: web.Request) -> web.Response:
         """200 while the process serves, whatever the store does: clients are told 503 by the routes themselves."""
         return web.json_response({"store": "available" if self._available else "unavailable"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        """200 while the store answers, were it with a refusal: these credentials may be for writing alone. What writes
+        find says nothing here, since a collector that nobody is sent to would never find otherwise."""
+        looking = self._looking
+        if looking is None or looking.done():  # one look at a time: a store that hangs must not hold more threads
+            looking = self._looking = asyncio.ensure_future(asyncio.to_thread(self._look))
+        try:
+            problem = await asyncio.wait_for(asyncio.shield(looking), _LOOK_SECONDS)
+        except TimeoutError:
+            problem = f"the object store has not answered for {_LOOK_SECONDS:g} s"
+        if problem is not None:
+            return web.json_response({"status": problem}, status=503)
+        return web.json_response({"status": "ok"})
+
+    def _look(self) -> str | None:
+        """Why the store does not answer."""
+        try:
+            self._store.exists(f"{names.PREFIX_TRACES}ready")
+        except StoreRefused:
+            return None
+        except StoreUnavailable as error:
+            return str(error)
+        return None
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
