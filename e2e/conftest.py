@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,6 +23,10 @@ from e2e.harness.namespace import LABEL, Namespace
 from e2e.harness.release import Release
 from e2e.node import kube, layout
 from kitestring_rollout.storage import ObjectStore
+
+# Packages of the environment bring a `tests` of theirs; scenarios share documents with ours.
+sys.modules["tests"] = tests = ModuleType("tests")
+tests.__path__ = [str(layout.REPOSITORY / "tests")]
 
 ARTIFACTS = layout.REPOSITORY / "build" / "e2e"
 KEEP = bool(os.environ.get("E2E_KEEP"))
