@@ -102,6 +102,7 @@ def _config(*, own_network: bool) -> dict[str, Any]:
         {"hostPath": str(path), "containerPath": str(path), "readOnly": read_only}
         for path, read_only in layout.mounts()
     ]
+    config["name"] = layout.CLUSTER
     for node in config["nodes"]:
         node["extraMounts"] = mounts
     if own_network:
