@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ from e2e.harness.kubectl import Kubectl
 from e2e.harness.namespace import LABEL, Namespace
 from e2e.harness.release import Release
 from e2e.node import kube, layout
+from e2e.node.progress import step
 from kitestring_rollout.storage import ObjectStore
 
 # Packages of the environment bring a `tests` of theirs; scenarios share documents with ours.
@@ -88,7 +90,20 @@ def images(kubectl: Kubectl) -> Images:
 
 
 @pytest.fixture(scope="session")
-def release(api: Api, images: Images) -> Iterator[Release]:
+def alone() -> Iterator[None]:
+    """Only one session at a time installs and removes things on the cluster; another one waits."""
+    layout.CACHE.mkdir(parents=True, exist_ok=True)
+    with (layout.CACHE / "session.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with step("another session of the end-to-end tests runs: wait for its end"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def release(alone: None, api: Api, images: Images) -> Iterator[Release]:
     """The chart, installed; namespaces that an interrupted session left are removed first."""
     for forgotten in api.listed(NAMESPACE, selector=f"{LABEL}=scenario"):
         api.delete(NAMESPACE, forgotten["metadata"]["name"])
