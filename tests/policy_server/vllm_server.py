@@ -26,6 +26,7 @@ START_SECONDS = 600
 """Longest wait for the server; 70 s alone, up to five minutes on a busy machine."""
 
 LOCKS = Path(__file__).parents[2] / "locks"
+TESTS = Path(__file__).parents[1]
 
 
 def environment() -> Path:
@@ -122,8 +123,8 @@ def main(arguments: list[str]) -> int:
         process, url = serve(python, first, root / "vllm.log")
         print(f"vLLM {VLLM} serves at {url} after {time.monotonic() - started:.0f} s", flush=True)
         try:
-            suite = Path(__file__).with_name("test_contract.py")
-            command = [sys.executable, "-m", "pytest", str(suite), "-m", "vllm", *arguments]
+            suites = [Path(__file__).with_name("test_contract.py"), TESTS / "policy_sidecar" / "test_vllm.py"]
+            command = [sys.executable, "-m", "pytest", *map(str, suites), "-m", "vllm", *arguments]
             settings = {"KITESTRING_VLLM_URL": url, "KITESTRING_VLLM_POLICIES": str(root)}
             return subprocess.run(command, env={**os.environ, **settings}, check=False).returncode
         finally:
