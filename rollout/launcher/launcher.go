@@ -51,6 +51,15 @@ func launch(path string) int {
 		}
 	}
 	forgetOurs()
+	program, err := os.Executable()
+	if err != nil {
+		return complain(err)
+	}
+	for _, folder := range []string{filepath.Dir(path), filepath.Dir(program)} {
+		if err := walled(folder); err != nil {
+			return complain(err)
+		}
+	}
 	control, err := l.connect(path)
 	if err != nil {
 		return complain(err)
@@ -81,6 +90,20 @@ func launch(path string) int {
 func complain(err error) int {
 	fmt.Fprintf(os.Stderr, "launcher: %v\n", err)
 	return exitBroken
+}
+
+// walled refuses a folder of another user that agents could write to: in place of the lock, the socket or this program
+// they could put their own.
+func walled(folder string) error {
+	const writable = 2
+	var about syscall.Stat_t
+	if err := syscall.Stat(folder, &about); err != nil {
+		return nil // made by the worker, when that comes
+	}
+	if int(about.Uid) != os.Geteuid() && syscall.Access(folder, writable) == nil {
+		return fmt.Errorf("%s can be written to from here: mount it read-only in the container `agent`", folder)
+	}
+	return nil
 }
 
 // connect waits for the worker to listen; -1 when told to end meanwhile.

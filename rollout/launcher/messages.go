@@ -102,10 +102,13 @@ func readFrame(channel io.Reader, message any) error {
 	return json.Unmarshal(data, message)
 }
 
+// longest is what a message of the control socket can be: more does not fit into the kernel's buffer.
+const longest = 1 << 18
+
 // receive gets a message of the control socket and the descriptor that comes with it, or -1; no data: the other side
 // is gone.
 func receive(control int) ([]byte, int, error) {
-	data, rights := make([]byte, 1<<16), make([]byte, syscall.CmsgSpace(4))
+	data, rights := make([]byte, longest), make([]byte, syscall.CmsgSpace(4))
 	for {
 		size, rightsSize, _, _, err := syscall.Recvmsg(control, data, rights, syscall.MSG_CMSG_CLOEXEC)
 		if err == syscall.EINTR {

@@ -8,7 +8,10 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import stat
+import struct
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -253,6 +256,78 @@ print("tried")
 """
 
 
+@pytest.mark.skipif(AGENT_UID is None, reason="needs to start processes of another user")
+@pytest.mark.parametrize("name", ["socket", "bin"])
+async def test_folders_that_agents_could_write_to_are_refused(
+    pods: Pods, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """In place of the lock, the socket or the program they could put their own."""
+    (pods.folder / "socket").mkdir()
+    (pods.folder / name).chmod(0o777)
+    container = pods.container()
+    container.restarts = False
+    await container.start()
+    assert await container.ended() == 1
+    line = f"launcher: {pods.folder / name} can be written to from here: mount it read-only in the container `agent`\n"
+    assert capfd.readouterr().err == line
+
+
+def forged(message: object) -> bytes:
+    data = json.dumps(message).encode()
+    return struct.pack("!I", len(data)) + data
+
+
+def forge(path: Path, said: bytes, agents: int) -> None:
+    """A launcher that starts nothing and says the same of each agent."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+        while control.connect_ex(str(path)):
+            time.sleep(0.01)
+        _, fds, _, _ = socket.recv_fds(control, 100, 1)
+        with socket.socket(fileno=fds[0]) as plan:
+            while plan.recv(1 << 16):
+                pass
+        control.send(json.dumps({"ready": "forged"}).encode())
+        for _ in range(agents):
+            _, fds, _, _ = socket.recv_fds(control, 100, 1)
+            with socket.socket(fileno=fds[0]) as channel:
+                channel.sendall(said)
+                while channel.recv(1 << 16):
+                    pass
+        control.recv(100)
+
+
+FORGED_END = {
+    "event": "ended", "ended": "exited", "exit_code": 0, "signal": None, "message": None, "output": "",
+    "output_truncated": False, "log_tail": "", "log_bytes": 0, "seconds": 1.0,
+}  # fmt: skip
+FORGED = {
+    "no frame": b"\0\0\0\x04{]}[",
+    "no object": b"\0\0\0\x02[]",
+    "too long": b"\xff\xff\xff\xff",
+    "no event": b"\0\0\0\x02{}",
+    "another event": forged({"event": "x"}),
+    "no field": forged({"event": "ended"}),
+    "another end": forged({**FORGED_END, "ended": "Succeeded"}),
+    "a log too long": forged({**FORGED_END, "log_tail": "x" * 65537}),
+    "another type": forged({**FORGED_END, "output": {}}),
+    "a negative time": forged({**FORGED_END, "seconds": -1}),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+async def test_a_forged_launcher_harms_no_worker(tmp_path: Path, queue: FakeQueue, kind: str) -> None:
+    """Whoever has taken over the container of the agents."""
+    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
+    worker = WorkerHere(config)
+    await worker.begin()
+    forging = asyncio.create_task(asyncio.to_thread(forge, tmp_path / "socket" / "launcher.sock", FORGED[kind], 2))
+    ends = [await queue.run(make_lease()) for _ in range(2)]
+    assert [end.ended for end in ends] == ["executorLost"] * 2
+    assert ends[0].message == "the process that guards the agent said what makes no sense"
+    await worker.stop()
+    await forging
+
+
 @pytest.mark.skipif(os.getuid() == 0 and AGENT_UID is None, reason="root reaches everything")
 @pytest.mark.parametrize("preload", [[], ["decimal"]], ids=["executed", "forked"])
 async def test_an_agent_reaches_no_descriptor_of_those_that_watch_it(pods: Pods, queue: FakeQueue) -> None:
@@ -421,6 +496,7 @@ async def drained(pods: Pods, queue: FakeQueue) -> None:
     lease = await queue.put(make_lease())
     await up(queue, marker)
     os.kill(pod.container.pid, signal.SIGTERM)
+    await pod.stopping.wait()
     async with asyncio.timeout(10):
         while queue.asking:  # noqa: ASYNC110 (nobody says when a request was given up)
             await asyncio.sleep(0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -117,6 +118,14 @@ async def test_scratch_is_empty_in_the_end(start_executor: StartWorker, queue: F
 async def test_without_a_working_folder_it_is_the_scratch_folder(start_executor: StartWorker, queue: FakeQueue) -> None:
     await start_executor(Setup(command=python("import os; print(os.getcwd() == os.environ['HOME'])")))
     assert (await queue.run(make_lease())).output == "True\n"
+
+
+async def test_a_name_may_be_that_of_the_host(queue: FakeQueue, tmp_path: Path) -> None:
+    config = worker_config(tmp_path, queue.url, Setup(command=["true"]), [])
+    worker = WorkerHere(config.model_copy(update={"name": "worker {hostname}"}))
+    await queue.run(make_lease())
+    assert {request.executor for request in queue.requests} == {f"worker {socket.gethostname()}"}
+    await worker.stop()
 
 
 async def test_secrets_of_the_agent_come_from_files(queue: FakeQueue, tmp_path: Path) -> None:

@@ -10,13 +10,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd
 from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
 from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
 from kitestring_rollout.worker.program import PythonProgram
 from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused
-from kitestring_rollout.worker.running_agent import START_SECONDS, CannotLaunch, Launcher, LauncherLost, RunningAgent
+from kitestring_rollout.worker.running_agent import (
+    NONSENSE,
+    START_SECONDS,
+    CannotLaunch,
+    Launcher,
+    LauncherLost,
+    RunningAgent,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +66,12 @@ class Attempt:
             return None if self._gone else self._finish("executorLost", str(error))
         finally:
             beating.cancel()
-        return None if self._gone else self._report(end, has_output=start.output_bytes > 0)
+        if self._gone:
+            return None
+        try:
+            return self._report(end, has_output=start.output_bytes > 0)
+        except ValidationError:  # what a finish cannot hold does not come from a guardian of ours
+            return self._finish("executorLost", NONSENSE)
 
     def cancel(self) -> None:
         """Ends the agent, with its grace; `run` still returns a report."""

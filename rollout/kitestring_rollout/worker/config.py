@@ -71,7 +71,11 @@ class WorkerConfig(Part):
     """`kitestring worker --config FILE`."""
 
     run: str = Field(min_length=1)
-    name: str = Field(min_length=1, max_length=253, description="name of this executor in logs and status")
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="name of this executor in logs and status; {hostname} in it is replaced by the host's name",
+    )
     queue_url: Url
     queue_credential_file: Path
     capacity: int = Field(ge=1, le=256, description="agents that run at once")

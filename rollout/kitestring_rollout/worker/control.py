@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 LONGEST = 1 << 20
 """Bytes of a message."""
@@ -22,7 +25,15 @@ async def hear(control: socket.socket) -> dict[str, Any] | None:
         data = await asyncio.get_running_loop().sock_recv(control, LONGEST)
     except ConnectionResetError:
         return None
-    message: dict[str, Any] | None = json.loads(data) if data else None
+    if not data:
+        return None
+    try:
+        message = json.loads(data)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):  # from where agents are: not a launcher of ours
+        log.error("the launcher said what makes no sense: %r", data[:200])
+        return None
     return message
 
 

@@ -97,7 +97,7 @@ class LauncherSocket:
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._settled = not self._lock_file.exists()  # nobody was here before us
         self._lock_file.touch(mode=0o644)
-        self._listener().close()
+        self._bound().close()
         self._path.unlink()
         self._serving = asyncio.create_task(self._serve())
 
@@ -148,7 +148,8 @@ class LauncherSocket:
 
     async def _kill_guardian(self, pid: int) -> None:
         if self._control is not None:
-            await control.tell(self._control, {"kill": pid})
+            with contextlib.suppress(OSError):  # the launcher has just gone, and with it its guardians
+                await control.tell(self._control, {"kill": pid})
 
     async def _serve(self) -> None:
         while not self._closing:
@@ -178,8 +179,9 @@ class LauncherSocket:
     async def _accept(self) -> socket.socket:
         """The next launcher. Nobody can connect before a launcher that may have agents has ended, nor after this."""
         await self._unlocked()
-        with self._listener() as listener:
+        with self._bound() as listener:
             try:
+                listener.listen(1)
                 while True:
                     launcher, _ = await asyncio.get_running_loop().sock_accept(listener)
                     if self._is_welcome(launcher):
@@ -202,13 +204,13 @@ class LauncherSocket:
             await asyncio.sleep(SETTLE_SECONDS)
         self._settled = False
 
-    def _listener(self) -> socket.socket:
+    def _bound(self) -> socket.socket:
+        """A socket at the path, which does not listen yet."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._path.unlink(missing_ok=True)
             listener.bind(str(self._path))
             self._path.chmod(0o666)  # to connect needs the right to write
-            listener.listen(1)
             listener.setblocking(False)
         except BaseException:
             listener.close()
@@ -239,12 +241,12 @@ class LauncherSocket:
         if answer is None:
             raise LauncherLost("the launcher ended before it was ready; the log of the container `agent` says more")
         if "broken" in answer:
-            return CannotLaunch(answer["broken"])
+            return CannotLaunch(str(answer["broken"]))
         if "failed" in answer:
-            return import_failed(self._plan.interpreter[0], self._plan.preload, answer["failed"])
-        for note in answer["notes"]:
+            return import_failed(self._plan.interpreter[0], self._plan.preload, str(answer["failed"]))
+        for note in answer.get("notes", ()):
             log.warning("%s", note)
-        log.info("launcher ready: %s", answer["ready"])
+        log.info("launcher ready: %s", answer.get("ready"))
         return None
 
     async def _say_plan(self, launcher: socket.socket) -> None:

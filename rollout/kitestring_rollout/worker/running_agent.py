@@ -7,12 +7,26 @@ import json
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import TypeAdapter
 
 from kitestring_rollout.launcher.launcher import AgentEnd, AgentStart
 
 START_SECONDS = 60.0
 """A guardian that has not said within this time that its agent runs is given up."""
+
+
+NONSENSE = "the process that guards the agent said what makes no sense"
+
+
+class _Started(NamedTuple):
+    monotonic: float
+    guardian: int
+
+
+_STARTED: TypeAdapter[_Started | AgentEnd] = TypeAdapter(_Started)
+_ENDED: TypeAdapter[_Started | AgentEnd] = TypeAdapter(AgentEnd)
 
 
 class CannotLaunch(Exception):
@@ -53,6 +67,10 @@ class Launcher(Protocol):
         """Ends the launcher and whatever still runs below it. `done`: nothing will be left to do for another."""
 
 
+LONGEST = 1 << 28
+"""Bytes of a message of a guardian: of the most that it may hold (`output.maxBytes` of JSON) and a good deal more."""
+
+
 class RunningAgent:
     """One agent: `started` and `ended` are futures; `cancel` gives it the grace, `kill` none."""
 
@@ -78,26 +96,34 @@ class RunningAgent:
         try:
             while True:
                 message = await self._next()
-                if message["event"] == "started":
-                    self._guardian = message["guardian"]
-                    self.started.set_result(message["monotonic"])
-                elif self._lost and message["ended"] == "cancelled":
+                if isinstance(message, _Started):
+                    self._guardian = message.guardian
+                    if not self.started.done():
+                        self.started.set_result(message.monotonic)
+                elif self._lost and message.ended == "cancelled":
                     raise LauncherLost("the launcher died, and its agents with it")
                 else:
-                    del message["event"]
-                    return AgentEnd(**message)
+                    return message
         finally:
             self.started.cancel()
             self._writer.close()
             self.over.set()
 
-    async def _next(self) -> dict[str, Any]:
+    async def _next(self) -> _Started | AgentEnd:
         try:
             size = struct.unpack("!I", await self._reader.readexactly(4))[0]
-            message: dict[str, Any] = json.loads(await self._reader.readexactly(size))
+            if size > LONGEST:
+                raise LauncherLost(NONSENSE)
+            data = await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionResetError) as error:
             raise LauncherLost("the process that guards the agent died") from error
-        return message
+        # It comes from where agents are: not to be taken as it is.
+        try:
+            message = json.loads(data)
+            kind = {"started": _STARTED, "ended": _ENDED}[message.pop("event")]
+            return kind.validate_python(message)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise LauncherLost(NONSENSE) from error
 
     def cancel(self) -> None:
         self._send({"do": "cancel"})

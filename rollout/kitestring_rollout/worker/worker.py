@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Worker:
         self._base = base
         self._scratch_root = scratch_root
         self._program = program
+        self._name = config.name.replace("{hostname}", socket.gethostname())
         self._stopping = asyncio.Event()
         self._running: dict[asyncio.Task[Finish | None], Attempt] = {}
         self._reporting: set[asyncio.Task[None]] = set()
@@ -110,9 +112,7 @@ class Worker:
         while not self._stopping.is_set():
             # Without patience at first: whether the queue can be reached is to be known soon.
             wait = self._config.poll_seconds if self.reaches_queue else 0.0
-            request = LeaseRequest(
-                executor=self._config.name, capacity=free, wait_seconds=wait, rollout=self._config.rollout
-            )
+            request = LeaseRequest(executor=self._name, capacity=free, wait_seconds=wait, rollout=self._config.rollout)
             asking = asyncio.create_task(self._queue.lease(request))
             await self._wait({asking})
             if not asking.done():
