@@ -188,6 +188,34 @@ def test_a_new_policy_server_has_the_weights_before_gateways_hear_of_it(training
     assert (old.version, new.version) == ("1.2", "1.4")
 
 
+def test_rollouts_wait_for_servers_that_start_from_storage(world: World) -> None:
+    """In a cluster the trainer puts the model there first; a run without updates has its agents served by that one."""
+    server = world.add_policy_server()
+    offered: list[str] = []
+
+    def start() -> None:
+        while not world.store.exists("weights/current.json"):
+            assert not world.leases
+        offered.append(world.read("weights/current.json")["version"])
+        server.start(offered[0])
+
+    starting = threading.Thread(target=start)
+    starting.start()
+
+    async def agent(world: World, lease: Lease) -> Finish:
+        assert server.version == "0.0"
+        return await answer_right(world, lease)
+
+    world.agent = agent
+    world.start_workers()
+    result = run(world.config(artifacts=True, model=world.model, policy_servers=(server.url,)), world.announce)
+    starting.join()
+    assert (result.phase, offered) == ("Finished", ["0.0"])
+    assert server.said == ["0.0"], "nothing else is ever served"
+    assert world.store.get("state/metrics.jsonl").count(b"\n") == 2
+    assert not list(world.store.list("checkpoints/"))
+
+
 def test_what_an_earlier_trainer_left_open_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gateways outlive the trainer: tokens of its attempts must stop working, and nothing may count twice."""
     dead = threading.Event()

@@ -42,7 +42,7 @@ class Lives:
             spec__trainer={"backend": "verl", "device": "cpu"},
             spec__steps=STEPS,
             spec__checkpoints={"every": 0, **changes.pop("checkpoints", {})},
-            model=world.folder,
+            model=world.model,
             policy_servers=(self.server.url,),
             artifacts=fresh,
             **changes,

@@ -32,13 +32,13 @@ class Training:
         self.right: Callable[[Lease], bool] = lambda lease: lease.rollout.endswith("-000")
         world.agent = self._agent
         monkeypatch.setattr("kitestring_trainer.driver.make_learner", self._make_learner)
-        monkeypatch.setattr("kitestring_trainer.driver.WATCH_SECONDS", 0.02)
+        monkeypatch.setattr("kitestring_trainer.serving.WATCH_SECONDS", 0.02)
 
     def run(self, **changes: Any) -> RunResult:
         self.world.start_workers()
         config = self.world.config(
             spec__trainer={"backend": "verl", "device": "cpu"},
-            model=self.world.folder,
+            model=self.world.model,
             policy_servers=tuple(server.url for server in self.servers),
             **changes,
         )

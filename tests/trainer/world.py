@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections import Counter
@@ -36,8 +37,9 @@ from kitestring_rollout.protocol.gateway_admin import (
     ProtocolError,
     ReleasePolicy,
 )
+from kitestring_rollout.protocol.policy_sidecar import LoadedWeights, LoadWeights, ServedWeights
 from kitestring_rollout.protocol.queue import Finish, FinishReply, Heartbeat, Lease, LeaseRequest, Leases
-from kitestring_rollout.storage import DirectoryStore
+from kitestring_rollout.storage import DirectoryStore, fetch_folder
 from kitestring_rollout.traces.codec import digest
 from kitestring_rollout.traces.encoder import CallEncoder, encode_end
 from kitestring_rollout.traces.object_keys import new_key
@@ -325,10 +327,12 @@ class FakeGateway:
 
 
 class FakePolicyServer:
-    """Development routes of a policy server."""
+    """Development routes of a policy server; for a run with `artifacts` the side of its pod's sidecar instead."""
 
-    def __init__(self, backstage: Backstage) -> None:
-        self.version = "start"
+    def __init__(self, backstage: Backstage, store: DirectoryStore, fetched: Path) -> None:
+        self._store = store
+        self._fetched = fetched
+        self.version: str | None = "start"
         self.folder: str | None = None
         """Of the weights that it serves; None: the initial model."""
         self.paused = False
@@ -339,6 +343,8 @@ class FakePolicyServer:
         self.on_load: Callable[[], Awaitable[None]] | None = None
         app = web.Application()
         app.router.add_route("*", "/{route}", self._route)
+        app.router.add_get(names.ROUTE_SIDECAR_WEIGHTS, self._served)
+        app.router.add_post(names.ROUTE_SIDECAR_WEIGHTS, self._serve)
         self.url, self.runner = backstage.serve(app)
 
     async def _route(self, request: web.Request) -> web.Response:
@@ -367,6 +373,27 @@ class FakePolicyServer:
             return web.json_response({"weight_version": self.version})
         return web.json_response({"ok": True})
 
+    async def _served(self, _: web.Request) -> web.Response:
+        if self.away:
+            return web.json_response({"error": "starting"}, status=503)
+        version = None if self.version == "start" else self.version
+        return _answer(ServedWeights(version=version, epoch="e", current=version))
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        if self.away or request.headers.get("Authorization") != f"Bearer {GATEWAY_CREDENTIAL}":
+            return web.json_response({"error": "starting, or unauthorized"}, status=503)
+        self.start(LoadWeights.model_validate_json(await request.read()).version)
+        return _answer(LoadedWeights(version=self.version or "", epoch="e"))
+
+    def start(self, version: str) -> None:
+        """Serve a version from storage."""
+        self.said.append(version)
+        folder = self._fetched / version
+        if folder.exists():
+            shutil.rmtree(folder)
+        fetch_folder(self._store, f"weights/{version}", folder)
+        self.version, self.folder = version, str(folder)
+
 
 class World:
     """A run's surroundings. `agent` decides what becomes of every lease."""
@@ -382,6 +409,10 @@ class World:
         self.listening = threading.Event()
         self.leases: list[Lease] = []
         self.replies: list[tuple[int, FinishReply | None]] = []
+        self.model = folder / "model"
+        """The initial model, of the learner that is scripted."""
+        self.model.mkdir()
+        (self.model / "weights_name").write_text("initial")
         for name, secret in (("queue", QUEUE_CREDENTIAL), ("gateway", GATEWAY_CREDENTIAL)):
             (folder / name).write_text(secret + "\n")
         self.answered: dict[str, str] = {}
@@ -405,7 +436,8 @@ class World:
         self.listening.set()
 
     def add_policy_server(self) -> FakePolicyServer:
-        server = FakePolicyServer(self.backstage)
+        fetched = self.folder / f"server-{len(self.servers)}"
+        server = FakePolicyServer(self.backstage, self.store, fetched)
         self.servers.append(server)
         return server
 

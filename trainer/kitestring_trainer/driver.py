@@ -38,16 +38,14 @@ from kitestring_trainer.queue.scoring import make_scorer
 from kitestring_trainer.queue.thread import QueueSettings, QueueThread
 from kitestring_trainer.queue.traces import TraceArchive, TraceProofs
 from kitestring_trainer.result import RunResult
+from kitestring_trainer.serving import serve_policy
 from kitestring_trainer.status import StatusBoard
 from kitestring_trainer.step_runner import Parts, StepRunner
 from kitestring_trainer.tasks import TaskSet, load_tasks
-from kitestring_trainer.weights import PolicyServers
 
 logger = logging.getLogger(__name__)
 Announce = Callable[[Mapping[str, Any]], None]
 
-WATCH_SECONDS = 2.0
-"""Between two looks at what the policy servers serve."""
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 """Kubernetes' own name for the number of a pod of an Indexed Job."""
 METRICS_FILE = "metrics.jsonl"
@@ -182,15 +180,16 @@ class _Process:
         # All that the user may have to mend has been looked at: a start that fails up to here leaves no trace.
         _begin(config, ledger, history[-1])
         queue.end_leftovers()
-        servers = _policy_servers(config, queue)
+        served = serve_policy(config, queue, store, ledger, gateway_credential)
         goal = StepGoal(config.spec.steps, resumed_step)
         self._membership = Membership(
             queue,
-            servers,
+            served.pushed,
             policy=config.policy.name,
             policy_servers=config.policy_servers,
             goal=goal,
             board=self._board,
+            look=served.look,
         )
         announce({"queue": url})
         self._runner = StepRunner(
@@ -198,7 +197,7 @@ class _Process:
             Parts(
                 ledger=ledger,
                 queue=queue,
-                servers=servers,
+                servers=served.pushed,
                 archive=TraceArchive(store, ledger),
                 board=self._board,
                 metrics=_metrics(config, artifacts, resumed_step),
@@ -206,6 +205,7 @@ class _Process:
                 goal=goal,
                 train_tasks=train_tasks,
                 validation_tasks=validation_tasks,
+                await_servers=partial(served.wait, queue),
                 state_saved=self._keeping_states(artifacts, history[-1].number),
                 history=history,
             ),
@@ -340,20 +340,6 @@ def _begin(config: TrainerConfig, ledger: Ledger, incarnation: Incarnation) -> N
         raise RunFailedError(
             "AlreadyRunning", f"another trainer of run {config.run} has just started", restart_helps=True
         ) from error
-
-
-def _policy_servers(config: TrainerConfig, queue: QueueThread) -> PolicyServers | None:
-    if config.spec.trainer.backend == "collect":
-        return None
-    servers = PolicyServers(
-        config.policy_servers,
-        config.policy.name,
-        queue.gateways,
-        queue.session,
-        drain_seconds=config.spec.gateway.hold_seconds,
-    )
-    queue.watch(servers.watch(WATCH_SECONDS))
-    return servers
 
 
 def _metrics(config: TrainerConfig, artifacts: Artifacts | None, resumed_step: int) -> MetricsFile:

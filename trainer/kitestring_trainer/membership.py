@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kitestring_trainer.goal import StepGoal, StepsRefusedError
 from kitestring_trainer.live import LiveChange, LiveRefusedError, LiveState
 from kitestring_trainer.queue.thread import QueueThread
+from kitestring_trainer.serving import Look
 from kitestring_trainer.status import StatusBoard
 from kitestring_trainer.weights import PolicyServers, ServerUnreachableError
 
@@ -30,13 +31,16 @@ class Membership:
         policy_servers: Sequence[str],
         goal: StepGoal,
         board: StatusBoard,
+        look: Look | None,
     ) -> None:
-        """`servers` is None where weights are never pushed: then gateways are told of new servers at once."""
+        """`servers` is None where weights are never pushed. `look` says what a server serves, where servers start by
+        themselves: then a new one must serve before gateways hear of it."""
         self._queue = queue
         self._servers = servers
         self._policy = policy
         self._goal = goal
         self._board = board
+        self._look = look
         self._listed = _clean(policy_servers)
         self._wanted = self._listed
         self._joining: set[str] = set()
@@ -97,30 +101,40 @@ class Membership:
     async def _join(self, url: str) -> None:
         """Have a new server serve the current weights; only then gateways hear of it."""
         try:
-            while url in self._wanted and self._servers is not None:
+            while url in self._wanted:
                 try:
-                    await self._servers.join(url)
-                    break
+                    if await self._joins(url):
+                        break
                 except ServerUnreachableError as error:
                     logger.info("policy server %s cannot take the weights yet: %s", url, error)
-                    await asyncio.sleep(JOIN_SECONDS)
+                await asyncio.sleep(JOIN_SECONDS)
         finally:
             self._joining.discard(url)
         await self._list()
 
+    async def _joins(self, url: str) -> bool:
+        if self._servers is not None:
+            await self._servers.join(url)
+            if url not in self._wanted:  # no more
+                self._servers.leave(url)
+            return True
+        return self._look is None or await self._look(url) is not None
+
     async def _list(self) -> None:
-        """Tell every gateway which servers there are, when that has changed; then leave those that are to go alone."""
+        """Tell every gateway which servers there are, when that has changed."""
         async with self._telling:
             ready = tuple(url for url in self._wanted if url not in self._joining)
             if not ready or ready == self._listed:
                 return
             gone = set(self._listed) - set(ready)
             self._listed = ready
-            gateways = self._queue.gateways
-            await asyncio.gather(*(gateways.put_servers(url, self._policy, ready) for url in gateways.urls))
+            told = ready
             if self._servers is not None:
                 for url in gone:
                     self._servers.leave(url)
+                told = tuple(url for url in ready if url not in self._servers.left_out) or ready
+            gateways = self._queue.gateways
+            await asyncio.gather(*(gateways.put_servers(url, self._policy, told) for url in gateways.urls))
 
 
 def _clean(urls: Sequence[str]) -> tuple[str, ...]:

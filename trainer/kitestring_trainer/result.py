@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kitestring_rollout.protocol.run_status import Phase
+
+logger = logging.getLogger(__name__)
 
 RESULT_FILE = "trainer-result.json"
 TERMINATION_BYTES = 4000
@@ -38,8 +41,11 @@ class RunResult:
     def write(self, folder: Path, termination_log: Path | None) -> None:
         (folder / RESULT_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
         if termination_log is not None:
-            # In place: in a container this file is mounted, and cannot be replaced by another.
-            termination_log.write_bytes(termination_message(self))
+            try:
+                # In place: in a container this file is mounted, and cannot be replaced by another.
+                termination_log.write_bytes(termination_message(self))
+            except OSError as error:  # the ending is what it is, whoever hears of it
+                logger.error("the termination log %s cannot be written: %s", termination_log, error)
 
 
 def termination_message(result: RunResult) -> bytes:

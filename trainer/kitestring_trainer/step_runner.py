@@ -70,6 +70,8 @@ class Parts:
     validation_tasks: TaskSet | None
     state_saved: Callable[[Path, int], None]
     """What happens with a resumable state besides lying in its folder."""
+    await_servers: Callable[[], None]
+    """Return when the policy servers serve; before that no rollout makes sense."""
     history: Sequence[Incarnation]
     """All starts of the run, this one last."""
 
@@ -135,10 +137,15 @@ class StepRunner:
             checkpoint=self._parts.checkpoints.latest,
         )
         if self._parts.servers is None:
+            self._parts.await_servers()
             self._catch_up(start)
         elif len(self._parts.history) == 1 and validation_due(0, self.steps, self._spec.validation):
-            # The policy servers serve the initial model already: this needs no learner, whose start takes long.
-            self._early = _in_thread(partial(self._validate_between, 0))
+            # The policy servers serve the initial model: this needs no learner, whose start takes long.
+            self._early = _in_thread(self._validate_early)
+
+    def _validate_early(self) -> None:
+        self._parts.await_servers()
+        self._validate_between(0)
 
     def _recall(self) -> None:
         """Totals of the steps that this incarnation goes on from."""
