@@ -9,7 +9,7 @@ from typing import Final
 from e2e.harness.kubectl import call
 from e2e.node import kind, kube, layout
 from e2e.node.command import Failed, digest
-from e2e.node.engine import environment, image_exists, scratch
+from e2e.node.engine import environment, image_exists, remove_other_tags, scratch
 from e2e.node.images import build, copy_program
 from e2e.node.progress import step
 
@@ -59,6 +59,7 @@ def provide() -> Images:
             call(command, seconds=900, env=environment(), cwd=layout.REPOSITORY)
     mounted, seaweedfs = _mounted_image(), _seaweedfs_image()
     kind.load([*built, mounted, seaweedfs])
+    kind.unload([old for image in built for old in remove_other_tags(image)])
     operator, rollout, agent = built
     return Images(
         operator=operator,

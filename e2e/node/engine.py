@@ -46,6 +46,16 @@ def scratch(purpose: str) -> Iterator[Path]:
         yield Path(folder)
 
 
+def remove_other_tags(name: str) -> list[str]:
+    """Remove images of the same repository under other tags; returns their names."""
+    repository = name.rsplit(":", 1)[0]
+    listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository).split()
+    others = [other for other in listed if other != name]
+    if others:
+        docker("image", "rm", "--force", *others)
+    return others
+
+
 def answers() -> bool:
     """Whether an engine can be spoken to, ours or another."""
     return shutil.which("docker") is not None and succeeds(["docker", "version"], env=environment(), timeout=20)

@@ -10,7 +10,7 @@ from typing import Final
 
 from e2e.node import layout, programs
 from e2e.node.command import digest, pipe, run
-from e2e.node.engine import docker, environment, image_exists, lacks_resource_capability, scratch
+from e2e.node.engine import docker, environment, image_exists, lacks_resource_capability, remove_other_tags, scratch
 from e2e.node.progress import step
 
 SUITE: Final = "bookworm"
@@ -84,9 +84,7 @@ def node_image() -> str:
         with step("node image"):
             _preload(f"{tag}-empty", [*names, layout.BASE_IMAGE], tag)
             docker("image", "rm", f"{tag}-empty", f"{tag}-net", *names)
-            for old in docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "kitestring-e2e/node").split():
-                if old != tag:
-                    docker("image", "rm", "--force", old)
+            remove_other_tags(tag)
     return tag
 
 

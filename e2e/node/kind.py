@@ -13,11 +13,12 @@ import yaml
 
 from e2e.node import images, layout, network, programs
 from e2e.node.command import digest, run, succeeds
-from e2e.node.engine import environment
+from e2e.node.engine import docker, environment
 from e2e.node.kube import kubectl, reachable
 from e2e.node.progress import say, step
 
 _MADE_OF: Final = layout.RUN / "made-of"
+_CTR: Final = ("ctr", "--namespace=k8s.io")
 _PUBLISHED_IMAGE: Final = os.environ.get(
     "E2E_NODE_IMAGE",
     "kindest/node:v1.37.0@sha256:a1ed56cfb0e7b93589bdf97c8cd566405a265939e3620fc4f5de89adff580ae5",
@@ -83,17 +84,26 @@ def down() -> None:
 
 def load(names: list[str]) -> None:
     """Copy images of the engine to the workers, in one archive, so that layers they share are sent once."""
-    nodes = [
-        node for node in _kind("get", "nodes", "--name", layout.CLUSTER).split() if not node.endswith("control-plane")
-    ]
+    nodes = _workers()
     with step(f"load {' '.join(names)}"):
         _kind("load", "docker-image", "--name", layout.CLUSTER, "--nodes", ",".join(nodes), *names)
         for node in nodes:
             # What is unpacked is not kept packed as well.
-            run(
-                ["docker", "exec", node, "ctr", "--namespace=k8s.io", "content", "prune", "references"],
-                env=environment(),
-            )
+            docker("exec", node, *_CTR, "content", "prune", "references")
+
+
+def unload(names: list[str]) -> None:
+    """Take images off the workers; pods that run of them go on."""
+    for node in _workers() if names else []:
+        known = docker("exec", node, *_CTR, "images", "ls", "--quiet").split()
+        wanted = [image for image in known if image.endswith(tuple(f"/{name}" for name in names))]
+        if wanted:
+            docker("exec", node, *_CTR, "images", "rm", *wanted)
+
+
+def _workers() -> list[str]:
+    nodes = _kind("get", "nodes", "--name", layout.CLUSTER).split()
+    return [node for node in nodes if not node.endswith("control-plane")]
 
 
 def _config(*, own_network: bool) -> dict[str, Any]:
