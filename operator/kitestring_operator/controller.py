@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +14,7 @@ from kitestring_api.v1alpha1.status import Phase
 from kitestring_operator import rollouts
 from kitestring_operator.cluster.cache import EventType, ObjectCache, RunKey, run_of
 from kitestring_operator.cluster.errors import ClusterError
-from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.cluster.kinds import KINDS, LISTED, RESOURCES, WATCHED
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.desired import desired
 from kitestring_operator.effects import Effects
@@ -31,8 +30,6 @@ WORKERS: Final = 4
 POD_EVENTS_SECONDS: Final = 0.5
 """Changes of pods are gathered for so long: they come by the thousand."""
 
-OWNED: Final = ("Job", "StatefulSet", "Deployment", "Pod", "Secret", "ConfigMap", "Service", "NetworkPolicy")
-"""Kinds that are found by our label, besides PodDisruptionBudget and, where Kueue is, Workload."""
 _SELECTOR: Final = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
 
 log = logging.getLogger(__name__)
@@ -73,7 +70,7 @@ class Controller:
         self._effects = effects
         self._metrics = metrics
         self._has_kueue = has_kueue
-        self._kinds = (*OWNED, "PodDisruptionBudget", *(("Workload",) if has_kueue else ()))
+        self._kinds = [kind for kind in (*WATCHED, *LISTED) if has_kueue or kind != "Workload"]
         self._observation = Observation(cluster, cache)
         self._queue: WorkQueue[Key] = WorkQueue(metrics.queue_length.set)
         self._memory: dict[RunKey, RunMemory] = {}
@@ -95,16 +92,16 @@ class Controller:
 
     async def resync(self) -> None:
         """List everything and look at every resource: what the watches may have missed."""
-        for kind in (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL, *self._kinds):
+        for kind in self._kinds:
             before = self._cache.versions(kind)
             listed = []
             for namespace in self._settings.namespaces or (None,):
-                listed += await self._cluster.list(kind, namespace, "" if kind in _RESOURCES else _SELECTOR)
+                listed += await self._cluster.list(kind, namespace, "" if kind in RESOURCES else _SELECTOR)
             for changed in self._cache.replace(kind, listed, before):
                 self._concerns(changed)
         self.heard_at = time.monotonic()
         self.is_synced = True
-        for kind in _RESOURCES:
+        for kind in RESOURCES:
             for manifest in self._cache.of_kind(kind):
                 self._queue.add(_key(manifest))
         self._count()
@@ -242,7 +239,6 @@ class Controller:
             self._metrics.rollouts.labels(outcome).set(sum(status.get(field, 0) for status in runs))
 
 
-_RESOURCES: Final[Sequence[str]] = (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL)
 _OUTCOMES: Final = {
     "rolloutsSucceeded": "succeeded",
     "rolloutsFailed": "failed",

@@ -14,7 +14,7 @@ from kitestring_operator import identity
 from kitestring_operator.changes import Apply, Occupied, Resize, changes
 from kitestring_operator.cluster.cache import ObjectCache
 from kitestring_operator.cluster.errors import AlreadyExistsError, ForbiddenError, RefusedError
-from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.cluster.kinds import KINDS, WATCHED
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.events import Events
 from kitestring_operator.memory import RunMemory
@@ -22,6 +22,7 @@ from kitestring_operator.metrics import Metrics
 from kitestring_operator.observed import Desired, Event, GeneratedSecret, Manifest, ObjectRef, Observed
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.rate import TokenBucket
+from kitestring_operator.rollouts.rollout_jobs import rollout_of
 from kitestring_operator.status import is_urgent
 from kitestring_operator.stopping import is_rollout_job
 from kitestring_operator.trainer_client import TrainerRefusedError, TrainerSilentError
@@ -64,7 +65,7 @@ class Effects:
         """
         waits = [decision.requeue_seconds]
         try:
-            waits.append(await self._make(observed, decision))
+            waits.append(await self._make(observed, decision, memory))
         except RefusedError as error:
             memory.refused = (generations(observed), str(error))
             return 0.0
@@ -72,14 +73,14 @@ class Effects:
             await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(error)))
             raise
         told = await self._tell(observed, decision, memory)
-        await self._delete(decision.deletions, keep_rollouts=not told)
+        await self._delete(decision.deletions, memory, keep_rollouts=not told)
         waits.append(await self._write_status(observed, decision, memory))
         known = [wait for wait in waits if wait is not None]
         return min(known) if known else None
 
     # --- Objects --------------------------------------------------------------------------------------------------
 
-    async def _make(self, observed: Observed, decision: Desired) -> float | None:
+    async def _make(self, observed: Observed, decision: Desired, memory: RunMemory) -> float | None:
         for secret in decision.generated_secrets:
             if not await self._generate(observed, secret):
                 return OCCUPIED_SECONDS
@@ -92,6 +93,8 @@ class Effects:
                         return self._jobs.wait_seconds()
                     if not await self._apply(observed, manifest, is_new=is_new):
                         wait = OCCUPIED_SECONDS
+                    elif is_rollout_job(manifest) and memory.trainer is not None:
+                        memory.trainer.has_executor(*rollout_of(manifest))
                 case Resize(ref, patch):
                     self._saw(await self._cluster.patch(ref, patch))
                 case Occupied(ref):
@@ -136,14 +139,19 @@ class Effects:
         self._saw(await self._cluster.patch(ref, patch))
         return True
 
-    async def _delete(self, deletions: Sequence[ObjectRef], *, keep_rollouts: bool) -> None:
+    async def _delete(self, deletions: Sequence[ObjectRef], memory: RunMemory, *, keep_rollouts: bool) -> None:
         for ref in deletions:
             known = self._cache.get(ref)
             if known is None or (keep_rollouts and _is_of_rollout(known)):
                 continue
             uid = known["metadata"]["uid"]
             await self._cluster.delete(ref, uid=uid)
-            self._cache.mark_deleted(ref, uid)
+            if ref.kind in WATCHED:
+                self._cache.mark_deleted(ref, uid)
+            else:
+                self._cache.forget(ref, uid)  # no event will tell
+            if is_rollout_job(known) and memory.trainer is not None:
+                memory.trainer.over[rollout_of(known)] = asyncio.get_running_loop().time()
 
     def _saw(self, manifest: Manifest | None) -> None:
         if manifest is not None:

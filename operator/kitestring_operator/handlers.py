@@ -10,27 +10,25 @@ import kopf
 
 from kitestring_api import names
 from kitestring_operator.cluster.cache import EventType
-from kitestring_operator.cluster.kinds import KINDS, Kind
+from kitestring_operator.cluster.kinds import KINDS, RESOURCES, WATCHED, Kind
 from kitestring_operator.observed import Manifest
 
 Observe = Callable[[Manifest, EventType | None], None]
 
-WATCHED: Final = ("Job", "StatefulSet", "Deployment", "Pod")
-"""Kinds that are watched by our label. What else a run owns is listed at each resync: it seldom changes by itself."""
 PAGE: Final = 500
 
 
 def registry(observe: Observe, *, has_kueue: bool) -> kopf.OperatorRegistry:
     """Handlers for events of our resources and of what runs own."""
     found = kopf.OperatorRegistry()
-    kinds = (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL, *WATCHED, *(("Workload",) if has_kueue else ()))
-    for name in kinds:
-        _watch(found, KINDS[name], observe)
+    for name in WATCHED:
+        if has_kueue or name != "Workload":
+            _watch(found, KINDS[name], observe)
     kopf.on.login(registry=found)(kopf.login_via_client)
     return found
 
 
-def settings(*, has_kueue: bool) -> kopf.OperatorSettings:
+def settings() -> kopf.OperatorSettings:
     """kopf's own settings: short waits, no traces of kopf in the cluster, watches by label."""
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event
     found = kopf.OperatorSettings()
@@ -42,8 +40,7 @@ def settings(*, has_kueue: bool) -> kopf.OperatorSettings:
     found.networking.connect_timeout = 10
     found.watching.chunk_size = PAGE
     found.queueing.idle_timeout = 1.0
-    for name in (*WATCHED, *(("Workload",) if has_kueue else ())):
-        kind = KINDS[name]
+    for kind in (KINDS[name] for name in WATCHED if name not in RESOURCES):
         key = (kind.group, kind.api_version.rpartition("/")[2], kind.plural)
         found.watching.label_selectors[key] = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
     return found

@@ -146,7 +146,7 @@ class _Operator:
         watches = asyncio.create_task(
             kopf.operator(
                 registry=handlers.registry(controller.observe, has_kueue=has_kueue),
-                settings=handlers.settings(has_kueue=has_kueue),
+                settings=handlers.settings(),
                 # else it asks for the name of this process's user, which has none in a container
                 identity=_own_name(),  # type: ignore[arg-type]
                 standalone=True,

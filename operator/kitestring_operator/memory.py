@@ -21,6 +21,8 @@ class TrainerMemory:
     """When the step that it reports was first seen."""
     longest_step: float | None = None
     wanted: tuple[WantedRollout, ...] = ()
+    over: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Rollouts whose Job was deleted, by number of the attempt, and when."""
     live: Mapping[str, Any] | None = None
     """What it was told by PUT /run/v1/live."""
 
@@ -34,6 +36,21 @@ class TrainerMemory:
         changed = before is None or before != report
         self.report, self.answered_at = report, now
         return changed
+
+    def asked_for(self, wanted: tuple[WantedRollout, ...], asked_at: float) -> bool:
+        """Take in the rollouts that wait for an executor, as of a question at `asked_at`. Whether it says anything new.
+
+        An answer that may be older than the end of a rollout's Job says nothing of that rollout.
+        """
+        self.over = {key: when for key, when in self.over.items() if when >= asked_at}
+        known = tuple(entry for entry in wanted if (entry.rollout, entry.number) not in self.over)
+        changed = known != self.wanted
+        self.wanted = known
+        return changed
+
+    def has_executor(self, rollout: str, number: int) -> None:
+        """A Job was made for the rollout: it waits no longer, until a later answer says so again."""
+        self.wanted = tuple(entry for entry in self.wanted if (entry.rollout, entry.number) != (rollout, number))
 
     def status(self, now: float) -> dict[str, Any] | None:
         """The report with what the operator knows of the pace, as plain data."""

@@ -48,6 +48,8 @@ class RunReport(_Message):
     message: str | None = Field(default=None, max_length=65536)
     step: Count
     """The step being made, from 1; 0 before the first."""
+    made_step: Count | None = None
+    """The last step that was made."""
     steps: Count
     reward: float | None = None
     tokens: Count = 0
@@ -65,6 +67,8 @@ class RunReport(_Message):
     @property
     def steps_done(self) -> int:
         """Steps that have ended."""
+        if self.made_step is not None:
+            return self.made_step
         return self.step if self.phase == "Finished" else max(self.step - 1, 0)
 
     @property

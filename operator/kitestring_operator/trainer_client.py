@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -68,7 +69,13 @@ class TrainerClient:
 
     async def report(self, url: str, credential: str) -> RunReport:
         """GET /run/v1/status."""
-        answer = await self._ask("GET", url + names.ROUTE_RUN_STATUS, credential)
+        try:
+            answer = await self._ask("GET", url + names.ROUTE_RUN_STATUS, credential)
+        except TrainerRefusedError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            # where a Service has no pod yet, some networks let something else answer
+            raise TrainerSilentError(str(error)) from error
         try:
             return RunReport.model_validate_json(answer)
         except ValidationError as error:
@@ -106,9 +113,9 @@ class TrainerClient:
                 answer, status = await _body(response), response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TrainerSilentError(f"{method} {url}: {error or type(error).__name__}") from error
-        if status >= 500:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise TrainerSilentError(f"{method} {url}: HTTP {status}")
-        if status >= 300:
+        if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise TrainerRefusedError(f"{method} {url}", status, answer[:500].decode(errors="replace"))
         return answer
 

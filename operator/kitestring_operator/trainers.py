@@ -55,7 +55,8 @@ class Trainers:
         trainer = memory.trainer
         if trainer is None or trainer.job_uid != job_uid:
             trainer = memory.trainer = TrainerMemory(job_uid)
-        was_silent = loop.time() - trainer.answered_at > ANSWER_SECONDS
+        asked_at = loop.time()
+        was_silent = asked_at - trainer.answered_at > ANSWER_SECONDS
         try:
             url, credential = self._url(run), await self._credential(run, memory)
             report = await self._client.report(url, credential)
@@ -71,9 +72,9 @@ class Trainers:
                 memory.queue_credential = None
             return False
         self._metrics.trainer_polls.labels("answered").inc()
-        changed = trainer.answered(report, loop.time()) or trainer.wanted != wanted or was_silent
-        trainer.wanted = wanted
-        return changed
+        says_more = trainer.answered(report, loop.time())
+        wants_more = trainer.asked_for(wanted, asked_at)
+        return says_more or wants_more or was_silent
 
     def _url(self, run: Named) -> str:
         host = identity.service_host(identity.trainer_name(run.name), run.namespace, self._domain)

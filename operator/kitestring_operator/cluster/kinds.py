@@ -59,6 +59,13 @@ KINDS: Final[dict[str, Kind]] = {
 }
 """Every kind that the operator reads or writes, by name."""
 
+RESOURCES: Final = (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL)
+"""Our own kinds."""
+WATCHED: Final = (*RESOURCES, "Job", "StatefulSet", "Deployment", "Pod", "Workload")
+"""Kinds whose changes are heard of at once."""
+LISTED: Final = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+"""Kinds that runs own and that seldom change by themselves: they are listed at each resync."""
+
 
 def path_of(ref: ObjectRef, subresource: str | None = None) -> str:
     """Path of one object."""
