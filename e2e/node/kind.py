@@ -95,10 +95,16 @@ def load(names: list[str]) -> None:
 def unload(names: list[str]) -> None:
     """Take images off the workers; pods that run of them go on."""
     for node in _workers() if names else []:
-        known = docker("exec", node, *_CTR, "images", "ls", "--quiet").split()
-        wanted = [image for image in known if image.endswith(tuple(f"/{name}" for name in names))]
-        if wanted:
-            docker("exec", node, *_CTR, "images", "rm", *wanted)
+        lines = docker("exec", node, *_CTR, "images", "ls").splitlines()[1:]
+        digests = {words[0]: words[2] for words in map(str.split, lines)}
+        # An image is gone when its last name is, and containerd knows it by names of its own as well.
+        tagged = {name: digest for name, digest in digests.items() if "/" in name}
+        named = {name for name in tagged if name.endswith(tuple(f"/{unwanted}" for unwanted in names))}
+        kept = {digest for name, digest in tagged.items() if name not in named}
+        gone = {tagged[name] for name in named} - kept
+        forgotten = named | {name for name, digest in digests.items() if digest in gone}
+        if forgotten:
+            docker("exec", node, *_CTR, "images", "rm", *sorted(forgotten))
 
 
 def _workers() -> list[str]:
