@@ -480,6 +480,30 @@ class ExecutorContract:
         await executor.stop()
         assert queue.finishes[lease.lease].ended == "cancelled"
 
+    async def test_told_to_stop_it_does_not_wait_for_agents_of_a_queue_that_is_gone(
+        self, start_executor: StartExecutor, queue: FakeQueue
+    ) -> None:
+        marker, mark = marked()
+        executor = await start_executor(
+            Setup(command=python(f"{mark}import time; time.sleep(600)"), drain_seconds=600.0)
+        )
+        lease = await queue.put(make_lease(ttl_seconds=0.6))
+        await queue.until(lambda: queue.beats.get(lease.lease, 0) >= 1)
+        await queue.stop()
+        await executor.stop()
+        assert executor.processes(marker) == []
+
+    async def test_an_agent_does_not_outlive_its_lease(self, start_executor: StartExecutor, queue: FakeQueue) -> None:
+        marker, mark = marked()
+        executor = await start_executor(Setup(command=python(f"{mark}import time; time.sleep(600)")))
+        lease = await queue.put(make_lease(ttl_seconds=0.6))
+        await queue.until(lambda: queue.beats.get(lease.lease, 0) >= 1)
+        await queue.stop()
+        await executor.gone(marker)
+        await queue.start()
+        assert (await queue.run(make_lease({"question": "next"}, deadline_seconds=0.5))).ended == "deadline"
+        assert lease.lease not in queue.finishes
+
     @pytest.mark.parametrize(
         "escape",
         ["pass", "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(600))"],

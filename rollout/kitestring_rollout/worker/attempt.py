@@ -30,6 +30,9 @@ from kitestring_rollout.worker.running_agent import (
 log = logging.getLogger(__name__)
 
 BEATS_PER_TTL = 3
+DRAIN_AWAY_SECONDS = 10.0
+"""How long a worker that is to end lets an agent go on without a word from the queue: a trainer that was told to end at
+the same time, as when the run is suspended, will never hear how it ended."""
 MARGIN_SECONDS = 30.0
 """A guardian that is silent for so long after it should have reported is given up."""
 
@@ -44,6 +47,8 @@ class Attempt:
         self._queue = queue
         self._leased_at = time.monotonic()
         self._agent: RunningAgent | None = None
+        self._renewed_at = self._leased_at
+        self._draining = asyncio.Event()
         self._cancelled = False
         self._gone = False
 
@@ -79,6 +84,10 @@ class Attempt:
         if self._agent is not None:
             self._agent.cancel()
 
+    def drain(self) -> None:
+        """The worker is to end: the agent goes on only as long as the queue answers."""
+        self._draining.set()
+
     def drop(self) -> None:
         """Kills the agent; `run` returns None."""
         self._gone = True
@@ -98,11 +107,13 @@ class Attempt:
         return ended.result()
 
     async def _heartbeats(self) -> None:
-        interval = self.lease.ttl_seconds / BEATS_PER_TTL
+        ttl = self.lease.ttl_seconds
+        interval = ttl / BEATS_PER_TTL
         while True:
-            await asyncio.sleep(interval)
+            await self._until_next_beat(interval)
+            asked_at = time.monotonic()
             try:
-                reply = await self._queue.heartbeat(self.lease.lease, time.monotonic() - self._leased_at)
+                reply = await self._queue.heartbeat(self.lease.lease, asked_at - self._leased_at)
             except LeaseGone:
                 log.warning("attempt %s of %s: the lease is gone; its agent is killed", *self._ids())
                 self.drop()
@@ -113,11 +124,28 @@ class Attempt:
                 return
             except QueueAway as error:
                 log.info("attempt %s of %s: no heartbeat (%s)", *self._ids(), error)
+                away = time.monotonic() - self._renewed_at
+                if away > (min(ttl, DRAIN_AWAY_SECONDS) if self._draining.is_set() else ttl):
+                    # whoever gave the lease has closed it by now, or is no more
+                    log.warning("attempt %s of %s: no heartbeat for %.0f s; its agent is killed", *self._ids(), away)
+                    self.drop()
+                    return
                 interval = min(interval, 1.0)
                 continue
-            interval = reply.ttl_seconds / BEATS_PER_TTL
+            self._renewed_at, ttl = asked_at, reply.ttl_seconds
+            interval = ttl / BEATS_PER_TTL
             if reply.cancel and not self._cancelled:
                 self.cancel()
+
+    async def _until_next_beat(self, seconds: float) -> None:
+        """In a worker that is to end: a second at most, so that it soon knows whether the queue is there."""
+        if not self._draining.is_set():
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._draining.wait()
+            except TimeoutError:
+                return
+        await asyncio.sleep(min(seconds, 1.0))
 
     def _ids(self) -> tuple[str, str]:
         return self.lease.attempt, self.lease.rollout

@@ -183,6 +183,8 @@ class Worker:
             return
 
     async def _drain(self) -> None:
+        for attempt in self._running.values():
+            attempt.drain()
         if self._running:
             await asyncio.wait(self._running, timeout=self._config.drain_seconds)
         for attempt in self._running.values():
