@@ -1,0 +1,36 @@
+"""What a run wrote down in object storage: plans and commits, as they lie there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from e2e.harness.api import Object
+from kitestring_operator.identity import run_id
+from kitestring_rollout.storage import ObjectStore
+from kitestring_trainer.ledger import COMMITS, PLANS
+
+
+class Ledger:
+    """The records of one run. `store` holds those of all runs."""
+
+    def __init__(self, store: ObjectStore, run: Object) -> None:
+        self._store = store
+        self._prefix = run_id(run["metadata"]["name"], run["metadata"]["uid"]) + "/"
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys below the run's prefix that begin so."""
+        return [info.key.removeprefix(self._prefix) for info in self._store.list(self._prefix + prefix)]
+
+    def plan(self, step: int) -> list[str]:
+        """The rollouts that a training step planned."""
+        groups = self._read(f"{PLANS}t{step:06d}.json")["groups"]
+        return [rollout for group in groups for rollout in group["rollouts"]]
+
+    def commit(self, step: int) -> list[dict[str, Any]]:
+        """What became of each rollout of a training step."""
+        rollouts: list[dict[str, Any]] = self._read(f"{COMMITS}t{step:06d}.json")["rollouts"]
+        return rollouts
+
+    def _read(self, key: str) -> Any:
+        return json.loads(self._store.get(self._prefix + key))
