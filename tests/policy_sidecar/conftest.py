@@ -17,7 +17,7 @@ from kitestring_rollout.policy_sidecar.config import PolicySidecarConfig
 from kitestring_rollout.policy_sidecar.keeper import Keeper
 from kitestring_rollout.policy_sidecar.process import running
 from kitestring_rollout.storage import DirectoryStore
-from kitestring_rollout.storage.published_weights import publish_weights
+from kitestring_rollout.storage.published_weights import publish_weights, set_current
 from tests.policy_sidecar.engine import Engine
 
 CREDENTIAL = "trainer-secret"
@@ -47,6 +47,7 @@ class Pod:
         made.mkdir(parents=True, exist_ok=True)
         (made / "weights").write_text(f"w{version}")
         publish_weights(self.store, made, version)
+        set_current(self.store, version)
 
     def config(self, **changes: Any) -> PolicySidecarConfig:
         (self.root / "credential").write_text(CREDENTIAL + "\n")

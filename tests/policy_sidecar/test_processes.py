@@ -18,7 +18,7 @@ import torch
 
 from kitestring_rollout.policy_sidecar.config import PolicySidecarConfig
 from kitestring_rollout.storage import DirectoryStore
-from kitestring_rollout.storage.published_weights import publish_weights
+from kitestring_rollout.storage.published_weights import publish_weights, set_current
 from kitestring_trainer.policy_server import PolicyServerConfig
 from tests.policy_server.tiny_policy import make_policy
 
@@ -72,6 +72,7 @@ class Pod:
 
     def publish(self, folder: Path, version: str) -> None:
         publish_weights(self.store, folder, version)
+        set_current(self.store, version)
 
     async def push(self, version: str) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {CREDENTIAL}"}

@@ -11,7 +11,7 @@ import pytest
 
 from kitestring_rollout.policy_sidecar.process import running
 from kitestring_rollout.policy_sidecar.server import Server
-from kitestring_rollout.storage.published_weights import publish_weights
+from kitestring_rollout.storage.published_weights import publish_weights, set_current
 from tests.policy_sidecar.conftest import Pod
 from tests.policy_sidecar.engine import Engine
 
@@ -32,6 +32,7 @@ async def test_vllm_is_kept_current(tmp_path: Path, vllm: tuple[str, Path]) -> N
     async with aiohttp.ClientSession() as http:
         pod = Pod(Engine(), tmp_path, http)
         publish_weights(pod.store, policies / "v0", "1.0")
+        set_current(pod.store, "1.0")
         async with running(pod.config(server=url)) as (keeper, _, pod.url):
             async with asyncio.timeout(60):
                 await pod.ready()
@@ -47,6 +48,7 @@ async def test_vllm_is_kept_current(tmp_path: Path, vllm: tuple[str, Path]) -> N
                 assert (reply.status, reply.headers["X-Kitestring-Policy-Version"]) == (200, "1.0")
                 await reply.content.readline()
                 publish_weights(pod.store, policies / "v1", "1.1")
+                set_current(pod.store, "1.1")
                 pushed = asyncio.ensure_future(pod.push("1.1"))
 
                 async def held() -> bool:
@@ -61,6 +63,7 @@ async def test_vllm_is_kept_current(tmp_path: Path, vllm: tuple[str, Path]) -> N
             assert (status, version) == (200, "1.1")
             assert await pod.status() == {**first, "version": "1.1", "current": "1.1"}
             publish_weights(pod.store, policies / "v0", "1.2")
+            set_current(pod.store, "1.2")
             assert (await pod.push("1.2"))[0] == 200
 
         # Another sidecar takes it as it is.

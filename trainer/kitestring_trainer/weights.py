@@ -85,6 +85,7 @@ class PolicyServers:
         async with self._changing:
             if self._publisher is not None and self._served is None:
                 await asyncio.to_thread(self._publisher.publish, folder, version)
+                await asyncio.to_thread(self._publisher.set_current, version)
 
     async def push(self, folder: Path, version: str) -> None:
         """Return when every server serves the weights in `folder` as `version`; in a cluster: when all that can be
@@ -102,6 +103,8 @@ class PolicyServers:
             await asyncio.gather(
                 *(self._gateways.hold(url, self._policy, self._drain_seconds) for url in self._gateways.urls)
             )
+            if self._publisher is not None:
+                await asyncio.to_thread(self._publisher.set_current, version)
             await self._load_everywhere(folder, version)
             self._served = (folder, version)
             await asyncio.gather(*(self._gateways.release(url, self._policy, version) for url in self._gateways.urls))

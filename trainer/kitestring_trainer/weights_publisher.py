@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kitestring_rollout.storage import ObjectStore, StoreUnavailable
-from kitestring_rollout.storage.published_weights import publish_weights, remove_versions
+from kitestring_rollout.storage.published_weights import publish_weights, remove_versions, set_current
 from kitestring_trainer.ledger import Ledger
 
 logger = logging.getLogger(__name__)
@@ -21,12 +21,18 @@ class WeightsPublisher:
         self._ledger = ledger
 
     def publish(self, folder: Path, version: str) -> None:
-        """Put a loadable folder (hidden files aside) as `version`, and make it what servers are to serve.
+        """Put a loadable folder (hidden files aside) as `version`.
 
         Raises ReplacedError, RunFailedError when the store is away for too long, RunStoppedError, OSError.
         """
         self._ledger.check_own()
         self._ledger.persist(lambda: publish_weights(self._store, folder, version))
+
+    def set_current(self, version: str) -> None:
+        """Make a published version what servers are to serve: they take it also when they are not told. Raises as
+        `publish`."""
+        self._ledger.check_own()
+        self._ledger.persist(lambda: set_current(self._store, version))
 
     def keep(self, versions: Collection[str]) -> None:
         """Remove all others; what cannot be removed now is with a later version."""

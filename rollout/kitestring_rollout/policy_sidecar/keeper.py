@@ -119,7 +119,8 @@ class Keeper:
             try:
                 await self._read_current()
                 if self.current is not None:
-                    await in_daemon(self._versions.bring, self._store, self.current)
+                    async with self._lock:
+                        await in_daemon(self._versions.bring, self._store, self.current)
                     break
             except PROBLEMS as error:
                 failures += 1
@@ -166,7 +167,7 @@ class Keeper:
         if self.current is None or self.current == self.served:
             return
         if self.served is not None and time.monotonic() - self._changed < self._config.takeover_seconds:
-            # The trainer is about to tell, once the gateways hold their calls; the bytes can come meanwhile.
+            # The trainer is about to tell; the bytes can come meanwhile.
             async with self._lock:
                 await in_daemon(self._versions.bring, self._store, self.current)
         elif self.epoch is not None:

@@ -35,9 +35,13 @@ def weights_prefix(version: str) -> str:
 
 
 def publish_weights(store: ObjectStore, folder: Path, version: str) -> None:
-    """Put a folder of weights as `version`, then make it the current one. Raises as `publish_folder`."""
+    """Put a folder of weights as `version`; nobody serves it yet. Raises as `publish_folder`."""
     publish_folder(store, folder, weights_prefix(version), version)
-    store.put(CURRENT, json.dumps({"version": version}).encode())
+
+
+def set_current(store: ObjectStore, version: str) -> None:
+    """From now on servers are to serve `version`, which was published. Raises `StoreUnavailable`."""
+    store.put(CURRENT, json.dumps({"version": check_version(version)}).encode())
 
 
 def current_version(store: ObjectStore) -> str | None:
