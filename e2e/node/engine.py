@@ -24,8 +24,10 @@ _CAP_SYS_RESOURCE: Final = 24
 
 def environment() -> dict[str, str]:
     """What makes `docker` and `kind` speak to the engine in use."""
-    own = {"DOCKER_HOST": f"unix://{SOCKET}"} if _pid() else {}
-    return {**own, "DOCKER_BUILDKIT": "0", "DOCKER_CLI_HINTS": "false"}
+    if not _pid():
+        return {}
+    # Debian's engine has no BuildKit plug-in beside it.
+    return {"DOCKER_HOST": f"unix://{SOCKET}", "DOCKER_BUILDKIT": "0", "DOCKER_CLI_HINTS": "false"}
 
 
 def docker(*arguments: str | Path, log: str | None = None, stdin: str | None = None) -> str:
