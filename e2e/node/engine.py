@@ -140,8 +140,11 @@ def _install() -> None:
         )
     with step(f"install {' '.join(missing)}"):
         environment = {"DEBIAN_FRONTEND": "noninteractive"}
-        run(["apt-get", "update"], env=environment, log="apt")
-        run(["apt-get", "install", "-y", "--no-install-recommends", "iptables", *missing], env=environment, log="apt")
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "iptables", *missing]
+        # What apt knows already may do, and a foreign source that does not answer is no reason to fail.
+        if not succeeds(install, env=environment, timeout=600):
+            run(["apt-get", "update"], env=environment, log="apt-update")
+            run(install, env=environment, log="apt-install")
 
 
 def _pid() -> int | None:
