@@ -24,6 +24,7 @@ RESULT = RunResult(
     steps=3,
     validation=(),
     rollouts={"Succeeded": 9},
+    retried=2,
     excluded=0,
     superseded=0,
     skipped_steps=0,
@@ -50,7 +51,9 @@ def test_the_termination_message_always_fits(message: str | None, steps: int, ch
     said = json.loads(data)
     assert list(said) == [
         *("phase", "reason", "message", "step", "steps", "validation", "checkpoint", "exit_code"),
+        *("reward", "tokens", "skipped_steps", "rollouts"),
     ]
+    assert said["rollouts"] == {"classes": {"Succeeded": 9}, "retried": 2, "excluded": 0}
     assert [one["step"] for one in said["validation"]] == sorted({0, steps - 1} if steps else set())
     if message is not None and len(data) < 3900:
         assert said["message"] == message
@@ -64,7 +67,9 @@ def test_both_ends_of_a_long_message_stay() -> None:
 
 def ending(world: World, log: Path) -> tuple[str, str, int]:
     said = json.loads(log.read_bytes())
-    assert {key: said[key] for key in said if key != "validation"}.items() <= world.result().items()
+    whole = world.result()
+    assert {key: said[key] for key in said if key not in ("validation", "rollouts")}.items() <= whole.items()
+    assert "rollouts" not in said or said["rollouts"]["classes"] == whole["rollouts"]
     return said["phase"], said["reason"], said["exit_code"]
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -289,3 +290,30 @@ def test_a_collecting_trainer_imports_nothing_heavy() -> None:
     script = f"import sys, kitestring_trainer.driver; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_process_ends_with_143_when_it_is_stopped(world: World) -> None:
+    """It is in the middle of a step, and ends at once; how, is in its termination log."""
+    log, path = world.folder / "termination", world.folder / "trainer.json"
+    path.write_text(world.config(termination_log=log).model_dump_json(by_alias=True))
+    command = [sys.executable, "-m", "kitestring_cli", "trainer", "--config", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        world.announce(orjson.loads(process.stdout.readline())["listening"])
+        leased = threading.Event()
+
+        async def agent(world: World, lease: Lease) -> Finish:
+            leased.set()
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+        world.agent = agent
+        world.start_workers()
+        assert leased.wait(20)
+        process.terminate()
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.wait()
+    said = orjson.loads(log.read_bytes())
+    assert (said["phase"], said["reason"], said["step"], said["exit_code"]) == ("Failed", "Interrupted", 0, 143)
