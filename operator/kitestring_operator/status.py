@@ -11,7 +11,7 @@ from kitestring_operator.acceptance import Refusal
 from kitestring_operator.conditions import aspects, conditions, stamp
 from kitestring_operator.lifecycle import Course, Gate
 from kitestring_operator.observed import Event, Observed
-from kitestring_operator.run_report import RunReport, latest
+from kitestring_operator.run_report import RolloutCounts, RunReport, latest
 from kitestring_operator.trainer_job import EndKind
 
 MESSAGE_LENGTH: Final = 4096
@@ -120,27 +120,40 @@ def _counted(course: Course, report: RunReport | None) -> dict[str, Any]:
     """What the trainer reports, or left when it ended; only what is known."""
     known: dict[str, Any] = {}
     if report is not None:
-        counts = report.rollouts
         known = {
             "reward": report.reward,
             "validationBefore": report.validated_before,
             "validation": report.validated,
-            "rolloutsRunning": counts.running,
-            "rolloutsSucceeded": counts.classes.get(names.CLASS_SUCCEEDED, 0),
-            "rolloutsFailed": counts.failed,
-            "rolloutsRetried": counts.retried,
-            "rolloutsExcluded": counts.excluded,
+            "rolloutsRunning": report.rollouts.running,
+            **_totals(report.rollouts),
             "skippedSteps": report.skipped_steps,
             "tokens": report.tokens,
             "checkpoint": report.checkpoint,
         }
     if course.end is not None and course.end.result is not None:
         result = course.end.result
-        left = {"checkpoint": result.checkpoint, "validation": latest(result.validation)}
+        left = {
+            "reward": result.reward,
+            "validation": latest(result.validation),
+            **({} if result.rollouts is None else _totals(result.rollouts)),
+            "skippedSteps": result.skipped_steps,
+            "tokens": result.tokens,
+            "checkpoint": result.checkpoint,
+        }
         known |= {field: value for field, value in left.items() if value is not None}
     if course.phase not in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING) and course.started_at is not None:
         known["rolloutsRunning"] = 0
     return {field: value for field, value in known.items() if value is not None}
+
+
+def _totals(counts: RolloutCounts) -> dict[str, int]:
+    """Rollouts of the whole run."""
+    return {
+        "rolloutsSucceeded": counts.classes.get(names.CLASS_SUCCEEDED, 0),
+        "rolloutsFailed": counts.failed,
+        "rolloutsRetried": counts.retried,
+        "rolloutsExcluded": counts.excluded,
+    }
 
 
 def _eta(before: Mapping[str, Any], course: Course, report: RunReport | None) -> int | None:

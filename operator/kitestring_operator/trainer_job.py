@@ -21,7 +21,7 @@ from kitestring_operator.pods import (
     parse_time,
     termination_message,
 )
-from kitestring_operator.run_report import ValidationResult
+from kitestring_operator.run_report import Count, RolloutCounts, ValidationResult
 
 CONTAINER: Final = "trainer"
 """The container whose termination message is the result of the run."""
@@ -72,6 +72,11 @@ class TrainerResult(BaseModel):
     step: int | None = None
     steps: int | None = None
     checkpoint: str | None = None
+    reward: float | None = None
+    tokens: Count | None = None
+    skipped_steps: Count | None = None
+    rollouts: RolloutCounts | None = None
+    """Totals of the run; None: it ended before it knew them."""
     validation: Annotated[tuple[ValidationResult, ...], Field(strict=False)] = ()
 
 

@@ -57,6 +57,9 @@ async def test_a_run_starts_works_and_ends(world: World) -> None:
         "reason": "Completed",
         "step": 3,
         "checkpoint": "s3://runs/x/checkpoints/step-000003/",
+        "reward": 0.75,
+        "tokens": 99,
+        "rollouts": {"classes": {"Succeeded": 11, "TimedOut": 1}, "retried": 2, "excluded": 1},
     }
     world.trainers.says = None
     world.cluster.end_job("calculator-trainer-1", message=json.dumps(result), is_over=False)
@@ -66,6 +69,8 @@ async def test_a_run_starts_works_and_ends(world: World) -> None:
     status = world.status()
     assert (status["phase"], status["reason"], status["step"]) == ("Succeeded", "Completed", 3)
     assert status["checkpoint"] == result["checkpoint"]
+    assert (status["reward"], status["tokens"], status["rolloutsRetried"]) == (0.75, 99, 2), "the last word counts"
+    assert (status["rolloutsSucceeded"], status["rolloutsFailed"], status["rolloutsExcluded"]) == (11, 1, 1)
     assert condition(world, "Finished") == ("True", "Completed")
     assert world.there("StatefulSet") == world.there("Deployment") == set()
     assert world.there("Job") == {"calculator-trainer-1"}, "its log can still be read"

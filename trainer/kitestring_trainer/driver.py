@@ -272,8 +272,11 @@ class _Process:
             message=ending.message,
             step=self._runner.made_step if self._runner is not None else 0,
             steps=status.steps,
+            reward=status.reward,
             validation=tuple(result.model_dump(mode="json") for result in status.validation),
             rollouts=dict(status.rollouts.classes),
+            retried=status.rollouts.retried,
+            retried=status.rollouts.retried,
             excluded=status.rollouts.excluded,
             superseded=status.rollouts.superseded,
             skipped_steps=status.skipped_steps,
@@ -281,6 +284,7 @@ class _Process:
             wall_seconds=wall_seconds,
             checkpoint=status.checkpoint,
             exit_code=ending.exit_code,
+            reward=status.reward,
         )
 
 

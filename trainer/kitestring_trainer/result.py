@@ -27,9 +27,14 @@ class RunResult:
     step: int
     """The last step that was made, not the one in progress; 0: none."""
     steps: int
+    reward: float | None
+    """Mean reward of the last step's rollouts."""
     validation: tuple[dict[str, Any], ...]
     rollouts: dict[str, int]
     """Committed training rollouts of the whole run by failure class."""
+    retried: int
+    retried: int
+    """Attempts after a rollout's first, of this process."""
     excluded: int
     superseded: int
     skipped_steps: int
@@ -37,6 +42,8 @@ class RunResult:
     wall_seconds: float
     checkpoint: str | None
     exit_code: int
+    reward: float | None = None
+    """Mean reward of the last committed step."""
 
     def write(self, folder: Path, termination_log: Path | None) -> None:
         (folder / RESULT_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
@@ -57,9 +64,14 @@ def termination_message(result: RunResult) -> bytes:
         "message": result.message,
         "step": result.step,
         "steps": result.steps,
+        "reward": result.reward,
         "validation": _first_and_last(result.validation),
+        "rollouts": {"classes": result.rollouts, "retried": result.retried, "excluded": result.excluded},
+        "skipped_steps": result.skipped_steps,
+        "tokens": result.tokens,
         "checkpoint": result.checkpoint,
         "exit_code": result.exit_code,
+        **_totals(result),
     }
     data = _json(fields)
     message = result.message or ""
@@ -69,6 +81,18 @@ def termination_message(result: RunResult) -> bytes:
         fields["message"] = f"{message[: keep // 2]} … {message[len(message) - (keep - keep // 2) :]}"
         data = _json(fields)
     return data
+
+
+def _totals(result: RunResult) -> dict[str, Any]:
+    """Nothing where it ended before it knew what earlier processes had done."""
+    if not result.rollouts:
+        return {}
+    return {
+        "reward": result.reward,
+        "tokens": result.tokens,
+        "skipped_steps": result.skipped_steps,
+        "rollouts": {"classes": result.rollouts, "retried": result.retried, "excluded": result.excluded},
+    }
 
 
 def _first_and_last(validation: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:

@@ -155,6 +155,7 @@ class StepRunner:
         for commit in self._parts.ledger.commits(MODE_TRAIN):
             if commit.step <= last:
                 self._count(commit)
+                self._parts.queue.queue.retried += sum(max(0, rollout.tries - 1) for rollout in commit.rollouts)
                 self._skipped_in_row = 0 if commit.counted else self._skipped_in_row + 1
                 self.totals.skipped_steps += not commit.counted
         self.totals.tokens = self._parts.metrics.tokens()

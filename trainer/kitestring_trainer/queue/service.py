@@ -102,6 +102,7 @@ class RolloutQueue:
             for group in plan.groups
             for rollout in group.rollouts
         ]
+        self.retried += sum(max(0, before.counts.total() - 1) for before in known.values())
         proofs = {rollout: before.proof for rollout, before in known.items() if before.proof is not None}
         left = sum(entry.phase is not Phase.FINAL for entry in entries)
         running = _Running(plan, entries, tasks, accepted, left, proofs)
