@@ -94,6 +94,9 @@ def gateway_config(context: RunContext) -> dict[str, Any]:
         },
         "record_contents": spec.traces.record_contents,
         "hold_seconds": max(1, spec.gateway.hold_seconds),
+        # A policy server that is started anew serves again after its weights are there: calls wait for it as they wait
+        # for new weights.
+        "connect_seconds": max(1, spec.gateway.hold_seconds),
         "drain_seconds": gateway.drain_seconds(context),
     }
     if collector_pipelines.is_apart(context):
