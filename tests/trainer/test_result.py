@@ -22,6 +22,7 @@ RESULT = RunResult(
     message=None,
     step=3,
     steps=3,
+    reward=0.5,
     validation=(),
     rollouts={"Succeeded": 9},
     retried=2,

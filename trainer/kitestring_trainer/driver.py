@@ -276,7 +276,6 @@ class _Process:
             validation=tuple(result.model_dump(mode="json") for result in status.validation),
             rollouts=dict(status.rollouts.classes),
             retried=status.rollouts.retried,
-            retried=status.rollouts.retried,
             excluded=status.rollouts.excluded,
             superseded=status.rollouts.superseded,
             skipped_steps=status.skipped_steps,
@@ -284,7 +283,6 @@ class _Process:
             wall_seconds=wall_seconds,
             checkpoint=status.checkpoint,
             exit_code=ending.exit_code,
-            reward=status.reward,
         )
 
 

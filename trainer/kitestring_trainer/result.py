@@ -28,11 +28,10 @@ class RunResult:
     """The last step that was made, not the one in progress; 0: none."""
     steps: int
     reward: float | None
-    """Mean reward of the last step's rollouts."""
+    """Mean reward of the last committed step."""
     validation: tuple[dict[str, Any], ...]
     rollouts: dict[str, int]
     """Committed training rollouts of the whole run by failure class."""
-    retried: int
     retried: int
     """Attempts after a rollout's first, of this process."""
     excluded: int
@@ -42,8 +41,6 @@ class RunResult:
     wall_seconds: float
     checkpoint: str | None
     exit_code: int
-    reward: float | None = None
-    """Mean reward of the last committed step."""
 
     def write(self, folder: Path, termination_log: Path | None) -> None:
         (folder / RESULT_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
@@ -64,11 +61,7 @@ def termination_message(result: RunResult) -> bytes:
         "message": result.message,
         "step": result.step,
         "steps": result.steps,
-        "reward": result.reward,
         "validation": _first_and_last(result.validation),
-        "rollouts": {"classes": result.rollouts, "retried": result.retried, "excluded": result.excluded},
-        "skipped_steps": result.skipped_steps,
-        "tokens": result.tokens,
         "checkpoint": result.checkpoint,
         "exit_code": result.exit_code,
         **_totals(result),
