@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -214,6 +216,27 @@ def test_rollouts_wait_for_servers_that_start_from_storage(world: World) -> None
     assert server.said == ["0.0"], "nothing else is ever served"
     assert world.store.get("state/metrics.jsonl").count(b"\n") == 2
     assert not list(world.store.list("checkpoints/"))
+
+
+@pytest.mark.parametrize("when", ["before the queue listens", "while servers are awaited"])
+def test_a_stop_while_it_starts(world: World, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Servers that are awaited, for half an hour if need be, hold nothing up."""
+    server = world.add_policy_server()
+    server.away = True
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def store(config: Any) -> Any:
+        if when == "before the queue listens":
+            stop()
+        return world.store
+
+    monkeypatch.setattr("kitestring_trainer.driver.open_store", store)
+    if when == "while servers are awaited":
+        server.on_asked = stop
+    result = run(world.config(artifacts=True, model=world.model, policy_servers=(server.url,)), world.announce)
+    assert (result.reason, result.exit_code) == ("Interrupted", 143)
 
 
 def test_what_an_earlier_trainer_left_open_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,6 +340,7 @@ class FakePolicyServer:
         self.fail_next = 0
         self.refuse = False
         self.away = False
+        self.on_asked: Callable[[], None] | None = None
         self.on_load: Callable[[], Awaitable[None]] | None = None
         app = web.Application()
         app.router.add_route("*", "/{route}", self._route)
@@ -374,6 +375,8 @@ class FakePolicyServer:
         return web.json_response({"ok": True})
 
     async def _served(self, _: web.Request) -> web.Response:
+        if self.on_asked is not None:
+            self.on_asked()
         if self.away:
             return web.json_response({"error": "starting"}, status=503)
         version = None if self.version == "start" else self.version

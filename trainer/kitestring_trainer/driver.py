@@ -133,8 +133,7 @@ class _Process:
             try:
                 self._set_up(exits, announce)
                 assert self._learner is not None and self._runner is not None
-                if self._stop.is_set():
-                    raise RunStoppedError("stopped while it started")
+                self._check_stop()
                 try:
                     self._learner.run(self._runner)
                 finally:
@@ -176,6 +175,7 @@ class _Process:
         exits.callback(queue.close)
         url = queue.start()
         self._queue = queue
+        self._check_stop()  # from here on, a signal fails the queue
         self._learner = make_learner(config, resumed_step)
         # All that the user may have to mend has been looked at: a start that fails up to here leaves no trace.
         _begin(config, ledger, history[-1])
@@ -236,6 +236,10 @@ class _Process:
         if self._membership is None:
             raise LiveRefusedError("Starting", "the trainer is starting; try again")
         return self._membership.change(change)
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise RunStoppedError("stopped while it started")
 
     def _request_stop(self) -> None:
         """From a signal handler."""

@@ -15,7 +15,12 @@ Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?
 class LiveChange(Message):
     """PUT /run/v1/live. Absent fields stay as they are; the same again changes nothing. 409 for what cannot change."""
 
-    steps: int | None = Field(default=None, ge=1, description="the run ends after this step, not in a step's middle")
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="the run ends after this step, not in a step's middle. A learning rate whose course has a length "
+        "(none by default) keeps the length that it had when the trainer started",
+    )
     policy_servers: tuple[Url, ...] | None = Field(
         default=None, min_length=1, description="base URLs without /v1 of all servers of the trained policy"
     )

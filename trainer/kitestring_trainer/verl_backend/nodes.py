@@ -59,6 +59,10 @@ class _StopRequest:
         self._deadline: float | None = None
 
     @property
+    def made(self) -> bool:
+        return self._deadline is not None
+
+    @property
     def overdue(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
 
@@ -86,7 +90,7 @@ def _await_head(address: str, stop: _StopRequest) -> None:
             socket.create_connection((host, int(port)), timeout=5.0).close()
             return
         except OSError as error:  # the name may not be known yet either
-            if stop.overdue or time.monotonic() > deadline:
+            if stop.made or time.monotonic() > deadline:
                 raise TrainerLostError(f"the head of Ray at {address} does not come up: {error}") from error
         time.sleep(LOOK_SECONDS)
 
