@@ -19,9 +19,10 @@ from typing import Any, Final
 import kopf
 
 from kitestring_api.errors import UserMistakeError
-from kitestring_api.names import EXIT_FAILED, EXIT_OK
+from kitestring_api.names import EXIT_FAILED, EXIT_OK, GROUP
 from kitestring_operator import handlers
 from kitestring_operator.cluster.cache import ObjectCache
+from kitestring_operator.cluster.kinds import KINDS, RESOURCES
 from kitestring_operator.cluster.requests import THREADS, RequestedCluster, connect
 from kitestring_operator.controller import Controller, KindsChangedError
 from kitestring_operator.effects import Effects
@@ -97,6 +98,12 @@ class _Operator:
     async def _act(self, stop: asyncio.Event) -> int:
         """With the lease."""
         cluster = self._plain if self._leader is None else self._plain.fenced(self._leader.may_act)
+        for kind in RESOURCES:
+            if not await cluster.serves(kind):
+                raise UserMistakeError(
+                    f"the cluster does not know {KINDS[kind].plural}.{GROUP}; install it: kitestring crds | "
+                    "kubectl apply --server-side -f -"
+                )
         cache = ObjectCache()
         trainers = Trainers(
             cluster,

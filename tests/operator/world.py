@@ -54,8 +54,8 @@ class FakeTrainers:
 class World:
     """What a test holds in its hands. Events reach the controller only by `deliver`."""
 
-    def __init__(self, settings: Settings = SETTINGS) -> None:
-        self.cluster = FakeCluster()
+    def __init__(self, settings: Settings = SETTINGS, cluster: FakeCluster | None = None) -> None:
+        self.cluster = cluster or FakeCluster()
         self.trainers = FakeTrainers()
         self.metrics = Metrics()
         self.cache = ObjectCache()
