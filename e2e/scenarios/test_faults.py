@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from e2e.harness import barrier, nodes, runs
-from e2e.harness.api import Api, Object, is_true
+from e2e.harness.api import Api, Object
 from e2e.harness.audit import audited
 from e2e.harness.barrier import Barrier
 from e2e.harness.images import Images
-from e2e.harness.kinds import LEASE, POD
-from e2e.harness.kubectl import Kubectl
+from e2e.harness.kinds import JOB, LEASE, POD, SECRET
 from e2e.harness.ledger import Ledger
 from e2e.harness.namespace import Namespace
 from e2e.harness.release import Release
@@ -35,14 +34,8 @@ SLOTS = 4
 first of each group does not stop at the barrier."""
 
 
-def test_killed_parts_cost_no_rollout(  # noqa: PLR0917
-    api: Api,
-    kubectl: Kubectl,
-    images: Images,
-    release: Release,
-    namespace: Namespace,
-    store: ObjectStore,
-    tmp_path: Path,
+def test_killed_parts_cost_no_rollout(
+    images: Images, release: Release, namespace: Namespace, store: ObjectStore, tmp_path: Path
 ) -> None:
     """One part after the other is killed in mid-step: every rollout counts once, and nothing that is not proven."""
     nodes.require()
@@ -52,8 +45,8 @@ def test_killed_parts_cost_no_rollout(  # noqa: PLR0917
     )
     with barrier.barrier(namespace, images) as gate:
         in_midst(gate, 1, START_SECONDS)
-        before = leader(api, release)
-        api.delete(POD, before, release.namespace, grace=0)
+        before = leader(release)
+        release.api.delete(POD, before, release.namespace, grace=0)
         gate.open("step-1")
 
         # rollouts go on without an operator
@@ -62,7 +55,7 @@ def test_killed_parts_cost_no_rollout(  # noqa: PLR0917
         gate.open("step-2")
 
         kept = in_midst(gate, 3, STEP_SECONDS)
-        api.until(
+        release.api.until(
             LEASE,
             lambda leases: any(
                 lease["spec"].get("holderIdentity") not in ("", None, before) for lease in leases.values()
@@ -91,7 +84,7 @@ def test_killed_parts_cost_no_rollout(  # noqa: PLR0917
         run = runs.until_finished(namespace, "run", seconds=120)
 
     runs.assert_succeeded(run)
-    assert audited(kubectl, run, tmp_path, 5) == {names.CLASS_SUCCEEDED: 40}
+    assert audited(namespace.kubectl, run, tmp_path, 5) == {names.CLASS_SUCCEEDED: 40}
     status, ledger = run["status"], Ledger(store, run)
     assert (status["step"], status["restarts"], status["rolloutsSucceeded"]) == (5, 1, 40)
     assert status.get("rolloutsExcluded", 0) == status.get("rolloutsFailed", 0) == 0
@@ -123,11 +116,12 @@ def in_midst(gate: Barrier, step: int, seconds: float) -> dict[str, str]:
     return {said["rollout"]: said["attempt"] for said in gate.until(f"step-{step}", SLOTS, seconds=seconds)}
 
 
-def leader(api: Api, release: Release) -> str:
+def leader(release: Release) -> str:
     """Name of the operator's pod that acts."""
-    (lease,) = api.listed(LEASE, release.namespace)
+    (lease,) = release.api.listed(LEASE, release.namespace)
     holder = str(lease["spec"]["holderIdentity"])
-    return next(name for name in release.operators() if holder.startswith(name))
+    assert holder in release.operators()
+    return holder
 
 
 def pod_of(namespace: Namespace, component: str) -> Object:
@@ -137,16 +131,163 @@ def pod_of(namespace: Namespace, component: str) -> Object:
 
 
 def kill(namespace: Namespace, component: str) -> None:
-    """Kill the one pod of a part without a word of warning, and wait until another is ready in its place."""
-    selector = f"{names.LABEL_RUN}=run,{names.LABEL_COMPONENT}={component}"
-    gone = pod_of(namespace, component)
-    namespace.delete(POD, gone["metadata"]["name"], grace=0)
-    namespace.until(
-        POD,
-        lambda pods: any(
-            is_true(pod, "Ready") and pod["metadata"]["uid"] != gone["metadata"]["uid"] for pod in pods.values()
-        ),
-        f"another {component}",
-        seconds=RETURN_SECONDS,
-        selector=selector,
+    """Kill the one pod of a part, without a word of warning."""
+    namespace.delete(POD, pod_of(namespace, component)["metadata"]["name"], grace=0)
+
+
+GOOD, EVIL = "plain", "\"\n  - name: evil\n    image: {{evil}}\n'$(id) $(KITESTRING_RUN) `id` %s \\ \u2028 \U0001f9ea\t"
+"""A text, and one that would break out of any template, shell or expansion that it were pasted into."""
+
+
+def test_failures_by_class(
+    images: Images, release: Release, namespace: Namespace, store: ObjectStore, tmp_path: Path
+) -> None:
+    """With a Job for each rollout: what the cluster does to a pod is tried again, what agent or task do is not."""
+    nodes.require()
+    plain = images.python
+    rows: list[dict[str, Any]] = [
+        {"do": ["echo", "fail"], "text": GOOD, "answer": GOOD},
+        {"do": ["stop"], "text": GOOD, "answer": GOOD},
+        {"do": ["echo", "hog"], "text": GOOD, "answer": GOOD, "resources": {"limits": {"memory": "96Mi"}}},
+        {"do": ["echo"], "text": EVIL, "answer": EVIL, "image": plain},
+        {"do": ["echo"], "text": GOOD, "answer": GOOD, "image": f'{plain}"\n    hostNetwork: true'},
+        {"do": ["echo"], "text": GOOD, "answer": GOOD, "image": "docker.io/library/other"},
+        {"do": ["echo"], "text": GOOD, "answer": GOOD, "resources": {"limits": {"cpu": "1\nhostPID: true"}}},
+        {"do": ["echo"], "text": GOOD},
+    ]
+    namespace.apply(
+        behaving_pool(images, "pool", attempts={"max": 2}),
+        behaving_pool(images, "once", attempts={"max": 1}),
+        behaving("run", rows),
+        behaving("never", [rows[0] | {"image": "registry.invalid/agent:1"}], pool="once"),
     )
+    with barrier.barrier(namespace, images) as gate:
+        stopped = sorted(said["rollout"] for said in gate.until("stop", 2, seconds=START_SECONDS))
+        evicted, bereft = (pod_of_rollout(namespace, rollout) for rollout in stopped)
+        before = leader(release)
+        release.api.delete(POD, before, release.namespace, grace=0)
+        evict(namespace.api, evicted)
+        nodes.crash(bereft, "worker")
+        gate.open("stop")
+        run = runs.until_finished(namespace, "run", seconds=120)
+    runs.assert_succeeded(run)
+
+    classes = {"Succeeded": 6, "AgentFailed": 2, "InvalidTask": 8}
+    assert audited(namespace.kubectl, run, tmp_path, 1) == classes
+    by_row: list[list[Any]] = [[] for _ in rows]
+    for rollout in sorted(Ledger(store, run).commit(1), key=lambda one: str(one["rollout"])):
+        by_row[rollout["task"]].append(rollout)
+    mixed, disrupted, hogs, evil, *invalid = by_row
+    small = "1 of 2"
+    for first, second in (mixed, hogs):
+        assert first["class"] == "Succeeded" and small in first["excluded"], "a group too small to compare"
+        assert second["class"] == "AgentFailed" and second["tries"] == 1, "the agent's own doing"
+    for one in disrupted:
+        assert (one["class"], one["tries"], one["excluded"]) == ("Succeeded", 2, None), "tried again"
+    for one in evil:
+        assert (one["class"], one["reward"], one["tries"]) == ("Succeeded", 1.0, 1), "handed over as it is"
+    for one in (one for pair in invalid for one in pair):
+        assert (one["class"], one["excluded"], one["reward"]) == ("InvalidTask", "InvalidTask", None)
+        assert one["tries"] <= 1 and one["reason"], "said once, for good"
+    for pair, said in zip(invalid, ("hostNetwork", "docker.io/library/other", "resources", "answer"), strict=True):
+        assert all(said in one["reason"] for one in pair)
+    status = run["status"]
+    assert status["rolloutsSucceeded"] == 6 and status["rolloutsFailed"] == 2
+    assert status["rolloutsRetried"] == 2 and status["rolloutsExcluded"] == 12
+    made = [
+        event["involvedObject"]["name"]
+        for event in namespace.api.events(namespace.name)
+        if event["reason"] == "SuccessfulCreate"
+        and event["involvedObject"]["kind"] == "Job"
+        and "-r-" in event["involvedObject"]["name"]
+    ]
+    assert len(made) == len(set(made)), "no Job twice"
+
+    unpullable = runs.until_finished(namespace, "never", seconds=120)
+    runs.assert_succeeded(unpullable)
+    for one in Ledger(store, unpullable).commit(1):
+        assert (one["class"], one["excluded"], one["reward"]) == ("Infrastructure", "Infrastructure", None)
+        assert "registry.invalid/agent:1" in one["reason"]
+    assert unpullable["status"]["skippedSteps"] == 1 and unpullable["status"]["rolloutsExcluded"] == 2
+    namespace.until_gone(JOB, seconds=30, selector=names.LABEL_ROLLOUT)
+    assert namespace.listed(SECRET, names.LABEL_ROLLOUT) == []
+
+
+def test_one_bad_row_of_a_hundred_costs_no_other(
+    images: Images, namespace: Namespace, store: ObjectStore, tmp_path: Path
+) -> None:
+    """A row that breaks out of templates is handed over as it is; one without a field that is needed fails at once."""
+    rows: list[dict[str, Any]] = [{"text": f"row {number}", "answer": f"row {number}"} for number in range(100)]
+    rows[41] = {"text": EVIL, "answer": EVIL}
+    del rows[71]["answer"]
+    echo = "import sys; sys.stdout.write(sys.argv[1])"
+    pool = runs.pool(
+        images,
+        script=echo,
+        rolloutsPerWorker=8,
+        agentProtocol={"task": {"from": "argument", "format": "text", "field": "text"}},
+        reward=EXACTLY,
+    )
+    namespace.apply(pool, unserved("run", rows, tasksPerStep=100, groupSize=1, minGroupSize=1))
+    run = runs.until_finished(namespace, "run", seconds=START_SECONDS)
+    runs.assert_succeeded(run)
+    assert audited(namespace.kubectl, run, tmp_path, 1) == {"Succeeded": 99, "InvalidTask": 1}
+    by_row = {rollout["task"]: rollout for rollout in Ledger(store, run).commit(1)}
+    invalid = by_row.pop(71)
+    assert (invalid["class"], invalid["tries"]) == ("InvalidTask", 0) and "answer" in invalid["reason"]
+    assert {rollout["reward"] for rollout in by_row.values()} == {1.0}, "each was given exactly its own row"
+
+
+EXACTLY = {"source": "builtin", "builtin": {"kind": "exactMatch", "expectedField": "answer", "stripWhitespace": False}}
+
+
+def behaving_pool(images: Images, name: str, **spec: Any) -> Object:
+    """A pool of agents that behave as their tasks say, each in a Job of its own, killed at once when it is to go."""
+    made = runs.pool(
+        images,
+        name,
+        script=(AGENTS / "behaving.py").read_text(),
+        isolation="Job",
+        replicas=4,
+        network={"egress": [barrier.EGRESS]},
+        perTask={"imageField": "image", "resourcesField": "resources"},
+        allowedImages=[f"{images.python.split(':')[0]}*", "registry.invalid/*"],
+        agentProtocol={"task": {"from": "argument"}},
+        reward=EXACTLY,
+        **spec,
+    )
+    del made["spec"]["rolloutsPerWorker"]
+    pod = made["spec"]["template"]["spec"]
+    pod["terminationGracePeriodSeconds"] = 1
+    pod["containers"][0] |= {"env": [barrier.ENV], "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+    return made
+
+
+def behaving(name: str, rows: list[dict[str, Any]], pool: str = "pool") -> Object:
+    """One step of all rows, two rollouts of each."""
+    return unserved(name, rows, pool, tasksPerStep=len(rows), groupSize=2)
+
+
+def unserved(name: str, rows: list[dict[str, Any]], pool: str = "pool", **rollouts: Any) -> Object:
+    """A run of one step whose agents ask no model: it has no policy server."""
+    judge = {"name": "judge", "train": False, "endpoint": {"url": "http://judge.invalid/v1", "model": "judge"}}
+    return runs.collecting(
+        name,
+        steps=1,
+        policies=[judge],
+        tasks={"train": {"inline": rows}, "hiddenFields": ["answer"]},
+        rollouts={"poolRef": {"name": pool}, **rollouts},
+    )
+
+
+def pod_of_rollout(namespace: Namespace, rollout: str) -> Object:
+    """The pod in which a rollout runs (isolation: Job)."""
+    (pod,) = namespace.pods(f"{names.LABEL_ROLLOUT}={rollout}")
+    return pod
+
+
+def evict(api: Api, pod: Object) -> None:
+    """What `kubectl drain` says of each pod of a node."""
+    metadata = {field: pod["metadata"][field] for field in ("name", "namespace")}
+    path = f"{POD.path(metadata['namespace'], metadata['name'])}/eviction"
+    api.request("POST", path, {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata})

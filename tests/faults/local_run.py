@@ -116,7 +116,8 @@ class LocalRun:
                     return process
             return None
 
-        return wait_until(find, f"a process of {name}", while_=self._alive)
+        found: psutil.Process = wait_until(find, f"a process of {name}", while_=self._alive)
+        return found
 
     def processes(self) -> list[psutil.Process]:
         """Every process below the run, remembered for the check that none is left."""
@@ -136,7 +137,8 @@ class LocalRun:
         out, err = self.process.communicate()
         if not out.strip():
             raise AssertionError(f"exit {self.process.returncode}, no result:\n{err}\n{self.logs()}")
-        return json.loads(out.splitlines()[-1])
+        result: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return result
 
     def logs(self) -> str:
         return "\n".join(
