@@ -495,8 +495,10 @@ async def drained(pods: Pods, queue: FakeQueue) -> None:
     pod = await pods.start(Setup(command=python(f"{mark}print(open({str(go)!r}).read())"), capacity=2))
     lease = await queue.put(make_lease())
     await up(queue, marker)
+    async with asyncio.timeout(10):
+        while not queue.asking:  # noqa: ASYNC110 (until its next request has arrived)
+            await asyncio.sleep(0.01)
     os.kill(pod.container.pid, signal.SIGTERM)
-    await pod.stopping.wait()
     async with asyncio.timeout(10):
         while queue.asking:  # noqa: ASYNC110 (nobody says when a request was given up)
             await asyncio.sleep(0.01)
