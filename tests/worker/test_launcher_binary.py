@@ -18,7 +18,16 @@ from kitestring_rollout.launcher import launcher
 from tests.worker.conftest import PATH, living, worker_config
 from tests.worker.executor_contract import Setup, marked, python
 from tests.worker.fake_queue import FakeQueue, make_lease
-from tests.worker.pod import SOURCES, Container, PodHere, built_launcher, in_pod, installed_launcher, shared_folder
+from tests.worker.pod import (
+    AGENT_UID,
+    SOURCES,
+    Container,
+    PodHere,
+    built_launcher,
+    in_pod,
+    installed_launcher,
+    shared_folder,
+)
 
 PROGRAM_HEADER, LOAD = "<IIQQQQQQ", 1
 INTERPRETER, DYNAMIC = 3, 2
@@ -160,7 +169,11 @@ async def test_it_runs_where_nothing_else_is(pods: list[PodHere], folder: Path, 
 
 
 def whole_image(folder: Path) -> FirstProcess:
-    command = (*APART, "--mount-proc", installed_launcher(folder), "--socket", folder / "socket" / "launcher.sock")
+    """As an agent's container is: another user's, without any right of root."""
+    walls = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
+    if AGENT_UID is not None:
+        walls += (f"--reuid={AGENT_UID}", f"--regid={AGENT_UID}", "--clear-groups")
+    command = (*APART, "--mount-proc", *walls, installed_launcher(folder), "--socket", folder / "socket/launcher.sock")
     return FirstProcess(command, {"PATH": PATH}, folder)
 
 
