@@ -22,6 +22,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_api.names import EXIT_FAILED, EXIT_OK, GROUP
 from kitestring_operator import handlers
 from kitestring_operator.cluster.cache import ObjectCache
+from kitestring_operator.cluster.errors import NotLeadingError
 from kitestring_operator.cluster.kinds import KINDS, RESOURCES
 from kitestring_operator.cluster.requests import THREADS, RequestedCluster, connect
 from kitestring_operator.controller import Controller, KindsChangedError
@@ -167,7 +168,7 @@ class _Operator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, watches, return_exceptions=True)
-        return _outcome(done)
+        return outcome(done)
 
     # --- Probes ---------------------------------------------------------------------------------------------------
 
@@ -191,13 +192,14 @@ class _Operator:
         return None if self._controller.is_synced else "the first list of all objects is not there yet"
 
 
-def _outcome(done: set[asyncio.Task[Any]]) -> int:
+def outcome(done: set[asyncio.Task[Any]]) -> int:
+    """Exit code of a process of which these tasks have ended. Raises what is a bug."""
     for task in done:
         error = task.exception()
         if error is None:
             continue
         found = [*_leaves(error)]
-        if all(isinstance(leaf, LeaseLostError | KindsChangedError) for leaf in found):
+        if all(isinstance(leaf, LeaseLostError | KindsChangedError | NotLeadingError) for leaf in found):
             log.error("%s", found[0])
             return EXIT_FAILED
         raise error

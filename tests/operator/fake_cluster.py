@@ -6,13 +6,13 @@ and Deployments. What it shows, it also tells: `told` has every event in order, 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kitestring_api import names
 from kitestring_operator.cluster.errors import AlreadyExistsError, ConflictError, RefusedError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.observed import Manifest, ObjectRef
@@ -35,6 +35,9 @@ class FakeCluster:
         """Name of an object → what applying it is answered with (422)."""
         self.logs: dict[str, str] = {}
         self.kinds = set(KINDS) - {"Workload", "LocalQueue"}
+        self.reads = 0
+        self.touched = asyncio.Event()
+        """Set at every request."""
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -92,6 +95,8 @@ class FakeCluster:
             self.remove(ref)
 
     async def get(self, ref: ObjectRef) -> Manifest | None:
+        self.reads += 1
+        self.touched.set()
         there = self.objects.get(ref)
         return None if there is None else self._copy(there)
 
@@ -107,6 +112,13 @@ class FakeCluster:
 
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
         return self.logs.get(pod.name, "")
+
+    async def until(self, check: Callable[[], object]) -> None:
+        """Wait until `check` holds, looking at every request."""
+        async with asyncio.timeout(20):
+            while not check():
+                self.touched.clear()
+                await self.touched.wait()
 
     async def serves(self, kind: str) -> bool:
         return kind in self.kinds
@@ -218,6 +230,7 @@ class FakeCluster:
         )
 
     def _show(self, event: str, manifest: Manifest) -> Manifest:
+        self.touched.set()
         manifest["metadata"]["resourceVersion"] = self._version()
         self.objects[ObjectRef.of(manifest)] = manifest
         self.told.append((event, self._copy(manifest)))
@@ -251,6 +264,3 @@ def _owner(pod: Manifest) -> str:
 def _has_ended(item: Manifest) -> bool:
     conditions = (item.get("status") or {}).get("conditions") or ()
     return any(entry["type"] in ("SuccessCriteriaMet", "FailureTarget") for entry in conditions)
-
-
-__all__ = ["FakeCluster", "names", "now"]

@@ -1,0 +1,171 @@
+"""The loop itself: what is heard is looked at, failures are tried again, and floods of pods are gathered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kitestring_operator import controller as module
+from kitestring_operator.cluster.errors import NotLeadingError, UnavailableError
+from kitestring_operator.events import Events
+from kitestring_operator.observed import Event, Manifest, ObjectRef
+from tests.operator.documents import pool, run, storage_secret
+from tests.operator.fake_cluster import FakeCluster
+from tests.operator.world import World, report, working
+
+
+def filled(world: World) -> World:
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    world.cluster.put(run())
+    return world
+
+
+async def test_a_run_that_is_heard_of_is_started() -> None:
+    world = filled(World())
+    async with working(world):
+        world.deliver()
+        await world.cluster.until(lambda: "phase" in world.status())
+    assert world.status()["phase"] == "Starting"
+
+
+async def test_a_cluster_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kitestring_operator.work_queue.FIRST_WAIT_SECONDS", 0.01)
+
+    class Away(FakeCluster):
+        fails = 3
+
+        async def apply(self, manifest: Manifest) -> Manifest:
+            if self.fails:
+                self.fails -= 1
+                raise UnavailableError("apply", 503, "later")
+            return await super().apply(manifest)
+
+    world = filled(World(cluster=Away()))
+    async with working(world):
+        world.deliver()
+        await world.cluster.until(lambda: "phase" in world.status())
+    failed = {"kind": "TrainingRun", "outcome": "failed"}
+    counted = world.metrics.registry.get_sample_value("kitestring_operator_reconcile_seconds_count", failed)
+    assert counted == 3
+
+
+async def test_without_the_lease_the_loop_ends() -> None:
+    class Fenced(FakeCluster):
+        async def create(self, manifest: Manifest) -> Manifest:
+            raise NotLeadingError("create")
+
+    world = filled(World(cluster=Fenced()))
+    world.deliver()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(20):
+            await world.controller.work()
+    assert caught.group_contains(NotLeadingError)
+
+
+async def test_a_flood_of_pods_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POD_EVENTS_SECONDS", 0.05)
+    world = filled(World())
+    await world.settle()
+    world.trainers.says = report()
+    await world.settle()
+    deployment = world.cluster.find("Deployment", "calculator-rollout")
+    found = world.cluster.find("RolloutPool", "calc")
+    assert deployment is not None and found is not None
+    world.effects.forget_pool(found["metadata"]["uid"])
+    before = len(world.cluster.writes)
+    async with working(world):
+        for number in range(1000):
+            world.cluster._put_pod(deployment, f"calculator-rollout-x{number}")
+        world.deliver()
+        await world.cluster.until(lambda: len(world.cluster.writes) > before)
+    looked = world.metrics.registry.get_sample_value(
+        "kitestring_operator_reconcile_seconds_count", {"kind": "TrainingRun", "outcome": "done"}
+    )
+    assert (looked or 0) <= 22, "pods are gathered for 0.05 s, pools for a second"
+    assert [ref.kind for _, ref in world.cluster.writes[before:]] == ["RolloutPool"]
+
+
+async def test_statuses_are_written_at_most_once_a_second() -> None:
+    world = filled(World())
+    await world.settle()
+    world.trainers.says = report(step=1)
+    await world.settle()
+    statuses = [entry for entry in world.cluster.writes if entry[0] == "status" and entry[1].kind == "TrainingRun"]
+    for tokens in range(50):
+        world.trainers.says = report(step=1, tokens=tokens)
+        await world.ask()
+        for item in list(world.cache.of_kind("TrainingRun")):
+            wait = await world.look(item)
+    after = [entry for entry in world.cluster.writes if entry[0] == "status" and entry[1].kind == "TrainingRun"]
+    assert len(after) - len(statuses) <= 1
+    assert wait is not None and wait > 0, "the rest is written later"
+
+
+async def test_the_same_is_said_once_and_counted_later() -> None:
+    cluster = FakeCluster()
+    about = cluster.put(run())
+    seconds = 0.0
+
+    def now() -> Any:
+        from datetime import UTC, datetime, timedelta
+
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+
+    events = Events(cluster, "test", now)
+    for _ in range(3):
+        await events.say(about, Event("Warning", "TrainerLost", "gone"))
+    assert len(cluster.of_kind("Event")) == 1 and len(cluster.writes) == 1
+    seconds = 61.0
+    await events.say(about, Event("Warning", "TrainerLost", "gone"))
+    (said,) = cluster.of_kind("Event")
+    assert (said["count"], said["firstTimestamp"][:10], said["involvedObject"]["uid"]) == (
+        2,
+        "2026-01-01",
+        about["metadata"]["uid"],
+    )
+    await events.say(about, Event("Warning", "TrainerLost", "gone again"))
+    assert len(cluster.of_kind("Event")) == 2
+
+
+async def test_an_event_that_cannot_be_said_does_no_harm() -> None:
+    class Refusing(FakeCluster):
+        async def apply(self, manifest: Manifest) -> Manifest:
+            raise UnavailableError("apply", 503, "no")
+
+    cluster = Refusing()
+    await Events(cluster, "test").say(cluster.put(run()), Event("Normal", "Running", "x"))
+
+
+async def test_figures_count_runs_and_rollouts() -> None:
+    world = filled(World())
+    await world.settle()
+    world.trainers.says = report(rollouts={"running": 2, "classes": {"Succeeded": 7, "TimedOut": 1}})
+    await world.settle()
+    await world.controller.resync()
+    value = world.metrics.registry.get_sample_value
+    assert value("kitestring_operator_runs", {"phase": "Running"}) == 1
+    assert value("kitestring_operator_runs", {"phase": "Failed"}) == 0
+    assert value("kitestring_operator_rollouts", {"outcome": "succeeded"}) == 7
+    assert value("kitestring_operator_rollouts", {"outcome": "failed"}) == 1
+    page = world.metrics.exposition().decode()
+    assert "kitestring_operator_is_leader" in page
+
+
+async def test_a_key_that_is_added_to_the_keys_of_runs_comes_into_old_secrets() -> None:
+    """An operator that is newer than the run adds what the Secret lacks, and changes nothing in it."""
+    world = filled(World())
+    await world.settle()
+    ref = ObjectRef("v1", "Secret", "team-a", "calculator-keys")
+    old: Mapping[str, str] = dict(world.cluster.objects[ref]["data"])
+    world.cluster.change(
+        "Secret", "calculator-keys", {"data": {"queueCredential": None}, "metadata": {"annotations": None}}
+    )
+    await world.controller.resync()
+    await world.settle()
+    new = world.cluster.objects[ref]["data"]
+    assert new.keys() == old.keys()
+    assert new["queueCredential"] != old["queueCredential"] and new["tokenKey"] == old["tokenKey"]

@@ -1,0 +1,111 @@
+"""Isolation Job: Jobs are made for what the queue asks, no more than may be at once, and go when they have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from kitestring_api import names
+from kitestring_operator import identity
+from kitestring_operator.observed import WantedRollout
+from tests.operator.documents import SETTINGS, pool, run, storage_secret
+from tests.operator.world import World, report
+
+
+def wanted(*rollouts: str, number: int = 1, image: str | None = None) -> tuple[WantedRollout, ...]:
+    return tuple(WantedRollout(name, number, f"credential of {name}", image) for name in rollouts)
+
+
+def job_name(rollout: str, number: int = 1) -> str:
+    return identity.rollout_job_name("calculator", rollout, number)
+
+
+async def world_of(replicas: int = 2, per_second: float = 1000.0) -> World:
+    world = World(SETTINGS.model_copy(update={"job_creation_per_second": per_second}))
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool(isolation="Job", replicas=replicas, allowedImages=["agents/*"]))
+    world.cluster.put(run())
+    await world.settle()
+    world.trainers.says = report()
+    await world.settle()
+    return world
+
+
+def rollouts_of(world: World) -> set[str]:
+    return {name for name in world.there("Job") if "trainer" not in name}
+
+
+async def test_no_more_than_replicas_at_once() -> None:
+    world = await world_of(replicas=2)
+    assert "calculator-rollout" not in world.there("Deployment")
+    world.trainers.wants = wanted("a", "b", "c")
+    await world.settle()
+    assert rollouts_of(world) == {job_name("a"), job_name("b")}
+    assert {job_name("a"), job_name("b")} <= world.there("Secret")
+    world.trainers.wants = wanted("c")
+    await world.settle()
+    assert rollouts_of(world) == {job_name("a"), job_name("b")}, "none has ended"
+    world.cluster.end_job(job_name("a"))
+    await world.settle()
+    assert rollouts_of(world) == {job_name("b"), job_name("c")}
+    assert job_name("a") not in world.there("Secret")
+    assert world.trainers.told_lost == []
+
+
+async def test_a_job_that_failed_is_told_before_it_goes() -> None:
+    world = await world_of()
+    world.trainers.wants = wanted("a")
+    await world.settle()
+    world.trainers.wants = ()
+    said, world.trainers.says = world.trainers.says, None
+    world.cluster.end_job(job_name("a"), code=137, disrupted=True)
+    for _ in range(3):
+        await world.controller.resync()
+        for item in list(world.cache.of_kind("TrainingRun")):
+            await world.look(item)
+    assert rollouts_of(world) == {job_name("a")}, "the queue does not know yet"
+    world.trainers.says = said
+    await world.settle()
+    assert [(lost.rollout, lost.number, lost.outcome) for lost in world.trainers.told_lost] == [
+        ("a", 1, "Infrastructure")
+    ]
+    assert rollouts_of(world) == set()
+
+
+async def test_creation_keeps_to_its_rate() -> None:
+    world = await world_of(replicas=50, per_second=1.0)
+    world.trainers.wants = wanted(*(f"r{number}" for number in range(50)))
+    world.deliver()
+    await world.ask()
+    for item in list(world.cache.of_kind("TrainingRun")):
+        wait = await world.look(item)
+        assert wait is not None and 0 < wait <= 1.0
+    assert len(rollouts_of(world)) == 1, "one second's worth"
+
+
+async def test_an_image_that_is_not_allowed_is_the_tasks_fault() -> None:
+    world = await world_of()
+    world.trainers.wants = wanted("a", image="elsewhere/x") + wanted("b", image="agents/y")
+    await world.settle()
+    assert rollouts_of(world) == {job_name("b")}
+    told = [(lost.rollout, lost.outcome) for lost in world.trainers.told_lost]
+    assert told == [("a", names.CLASS_INVALID_TASK)]
+
+
+async def test_suspending_takes_rollouts_away_with_their_secrets() -> None:
+    world = await world_of()
+    world.trainers.wants = wanted("a", "b")
+    await world.settle()
+    world.trainers.wants = ()
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    await world.settle()
+    assert world.status()["phase"] == "Suspended"
+    assert world.there("Job") == set()
+    assert world.there("Secret") == {"storage-keys", "calculator-keys"}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_the_next_try_has_a_job_of_its_own(number: int) -> None:
+    world = await world_of()
+    world.trainers.wants = wanted("a", number=number)
+    await world.settle()
+    assert rollouts_of(world) == {job_name("a", number)}

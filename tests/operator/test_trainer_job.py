@@ -1,0 +1,128 @@
+"""How a trainer ended: the verdict from Job and pods. What it left as its message is data of a process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kitestring_api import names
+from kitestring_operator.trainer_job import FAILURES, EndKind, TrainerJob, parse_result
+
+
+def job(*conditions: str) -> dict[str, Any]:
+    told = [{"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:09Z"} for kind in conditions]
+    return {"kind": "Job", "metadata": {"name": "r-trainer-1", "uid": "u"}, "status": {"conditions": told}}
+
+
+def pod(
+    code: int | None = 1,
+    *,
+    index: int = 0,
+    reason: str = "Error",
+    message: str = "",
+    container: str = "trainer",
+    **status: Any,
+) -> dict[str, Any]:
+    ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": f"2026-01-01T00:00:0{index + 1}Z"}
+    where = "initContainerStatuses" if container == "fetch" else "containerStatuses"
+    states = [] if code is None else [{"name": container, "state": {"terminated": ended}}]
+    labels = {"batch.kubernetes.io/job-completion-index": str(index)}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": f"r-trainer-1-{index}", "labels": labels},
+        "status": {where: states, **status},
+    }
+
+
+def end(*pods: dict[str, Any], conditions: tuple[str, ...] = ("Failed",)) -> Any:
+    return TrainerJob(job(*conditions), pods, 1, 0).end
+
+
+REFUSED = {
+    "kind": "Pod",
+    "metadata": {"name": "r-trainer-1-0"},
+    "status": {"phase": "Failed", "reason": "OutOfcpu", "message": "x"},
+}
+DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]}
+RESULT = json.dumps({"phase": "Failed", "reason": "InvalidTasks", "message": "no row", "step": 0, "exit_code": 3})
+
+
+@pytest.mark.parametrize(
+    ("pods", "kind", "reason", "message"),
+    [
+        ([pod(3, message=RESULT)], EndKind.FAILED, "InvalidTasks", "no row"),
+        (
+            [pod(2, message="no JSON")],
+            EndKind.FAILED,
+            "Error",
+            "container trainer of pod r-trainer-1-0 ended with code 2",
+        ),
+        (
+            [pod(2, container="fetch")],
+            EndKind.FAILED,
+            "Error",
+            "container fetch of pod r-trainer-1-0 ended with code 2",
+        ),
+        ([pod(137, reason="OOMKilled")], EndKind.LOST, "TrainerLost", "ended with code 137 (OOMKilled)"),
+        ([pod(1)], EndKind.LOST, "TrainerLost", "container trainer of pod r-trainer-1-0 ended with code 1"),
+        ([pod(137, **DISRUPTED)], EndKind.DISRUPTED, "TrainerLost", "pod r-trainer-1-0 was taken away: drained"),
+        ([pod(143)], EndKind.DISRUPTED, "TrainerLost", "pod r-trainer-1-0 was told to stop"),
+        ([], EndKind.DISRUPTED, "TrainerLost", "its pod was removed"),
+        (
+            [REFUSED],
+            EndKind.LOST,
+            "TrainerLost",
+            "refused: OutOfcpu: x",
+        ),
+        # of several nodes: a verdict of any counts, else the cluster's doing, else the first that ended
+        ([pod(1), pod(3, index=1, message=RESULT)], EndKind.FAILED, "InvalidTasks", "no row"),
+        (
+            [pod(1), pod(137, index=1, **DISRUPTED)],
+            EndKind.DISRUPTED,
+            "TrainerLost",
+            "pod r-trainer-1-1 was taken away",
+        ),
+        ([pod(1, index=1), pod(134, index=0)], EndKind.LOST, "TrainerLost", "pod r-trainer-1-0 ended with code 134"),
+    ],
+)
+def test_a_failure(pods: list[dict[str, Any]], kind: EndKind, reason: str, message: str) -> None:
+    found = end(*pods)
+    assert (found.kind, found.reason) == (kind, reason)
+    assert message in found.message
+
+
+@pytest.mark.parametrize("condition", ["Complete", "SuccessCriteriaMet"])
+def test_success_is_known_as_soon_as_it_is_certain(condition: str) -> None:
+    done = json.dumps({"phase": "Finished", "reason": "Completed", "step": 3, "checkpoint": "s3://b/c/"})
+    found = end(pod(0, message=done), conditions=(condition,))
+    assert (found.kind, found.reason) == (EndKind.SUCCEEDED, "Completed")
+    assert found.result.step == 3 and found.result.checkpoint == "s3://b/c/"
+
+
+def test_a_trainer_that_goes_on_has_no_end() -> None:
+    assert end(conditions=()) is None
+    assert end(pod(1), conditions=("Suspended",)) is None
+
+
+@given(st.text(max_size=300))
+def test_any_message_is_read_or_passed_over(text: str) -> None:
+    found = parse_result(text)
+    assert found is None or found.reason in FAILURES
+
+
+@given(st.dictionaries(st.sampled_from(["reason", "message", "step", "checkpoint", "validation", "x"]), st.one_of(
+    st.none(), st.text(), st.integers(), st.lists(st.integers()), st.floats(allow_nan=False))))  # fmt: skip
+def test_any_object_is_read_or_passed_over(data: dict[str, Any]) -> None:
+    found = parse_result(json.dumps(data))
+    if found is not None:
+        assert found.reason in FAILURES
+        assert len(found.message or "") <= 1024 and (found.message or "").isprintable()
+
+
+def test_a_reason_that_is_none_of_ours_is_an_error() -> None:
+    found = parse_result('{"reason": "RewardMeMore"}')
+    assert found is not None and found.reason == names.REASON_ERROR
