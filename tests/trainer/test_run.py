@@ -23,6 +23,7 @@ from kitestring_rollout.storage import DirectoryStore, ObjectInfo, StoreRefused,
 from kitestring_trainer.config import Listener, read_config
 from kitestring_trainer.driver import main, run
 from kitestring_trainer.errors import UserMistakeError
+from kitestring_trainer.incarnations import STOPPED
 from tests.trainer.world import World, answer_right, ended
 
 
@@ -198,6 +199,9 @@ def test_sigterm_stops_between_steps_and_resume_goes_on(world: World) -> None:
     assert (result.phase, result.reason, result.exit_code, result.step) == ("Failed", "Interrupted", 143, 1)
     assert "--resume goes on" in (result.message or "")
     assert signal.getsignal(signal.SIGTERM) is before
+    ends = {one.opened.rollout: one.ended for one in world.gateway.attempts.values()}
+    cut_off = ends["t000002-00000003-002"]
+    assert cut_off is not None and cut_off.reason == STOPPED, "a gateway that is to end too does not wait for it"
     done = dict(world.answered)
     world.listening.clear()
     world.start_workers()

@@ -8,6 +8,8 @@ from typing import Any
 
 SUPERSEDED = "superseded: another incarnation of the trainer had opened it"
 """Reason in the end records of attempts that an incarnation left open. They count as no try of their rollout."""
+STOPPED = "superseded: its trainer ended before it"
+"""The same, of attempts that a trainer ends because it ends itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kitestring_trainer.commits import CommittedRollout, StepCommit
 from kitestring_trainer.errors import RunFailedError
-from kitestring_trainer.incarnations import SUPERSEDED
+from kitestring_trainer.incarnations import STOPPED, SUPERSEDED
 from kitestring_trainer.plan import StepPlan
 from kitestring_trainer.queue.proofs import Proof
 from kitestring_trainer.queue.rollouts import Restored
@@ -45,7 +45,7 @@ def remains(plan: StepPlan, proofs: Iterable[Proof], accepted: Callable[[str], b
     superseded: list[str] = []
     # Attempt ids are UUIDv7: their order is the order of time.
     for proof in sorted(proofs, key=lambda proof: proof.attempt):
-        if proof.end.rollout not in planned or proof.end.reason == SUPERSEDED:
+        if proof.end.rollout not in planned or proof.end.reason in (STOPPED, SUPERSEDED):
             continue
         if accepted is not None and stale_version(proof.calls, accepted) is not None:
             superseded.append(proof.attempt)

@@ -17,6 +17,7 @@ from kitestring_api.names import CLASS_INFRASTRUCTURE, CLASS_INVALID_TASK
 from kitestring_rollout.protocol.gateway_admin import OpenAttempt
 from kitestring_rollout.protocol.queue import Finish, FinishReply, Lease
 from kitestring_trainer.errors import RunFailedError, RunStoppedError, UserMistakeError
+from kitestring_trainer.incarnations import STOPPED
 from kitestring_trainer.plan import PlannedGroup, StepPlan
 from kitestring_trainer.queue.closing import Scorer, close_attempt
 from kitestring_trainer.queue.executors import pod_problem
@@ -30,6 +31,10 @@ from kitestring_trainer.tasks import Task, TaskSet
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+LEAVE_SECONDS = 5.0
+"""How long a queue that closes waits for gateways to end what is still open. What they do not end in time the next
+trainer ends, if there is one; meanwhile a gateway that is to end as well waits for it."""
 
 
 class QueueClosedError(Exception):
@@ -70,6 +75,7 @@ class RolloutQueue:
         self._finishing: dict[str, asyncio.Task[FinishReply]] = {}
         self._changed = asyncio.Condition()
         self._background: set[asyncio.Task[Any]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._ended = False
         self._failure: BaseException | None = None
         self._start_failures = 0
@@ -129,10 +135,14 @@ class RolloutQueue:
         self._state.remove(running.plan.rollouts)
 
     async def close(self) -> None:
-        """End the run: every executor is told (410), attempts in progress are left without an end."""
+        """End the run: every executor is told (410), what is still leased is ended at its gateway, what is being closed
+        gets its end."""
         self._ended = True
         self.fail(RunStoppedError("the rollout queue has closed"))
         await self._notify()
+        ending = {*self._leaving, *self._finishing.values()}
+        if ending:
+            await asyncio.wait(ending, timeout=LEAVE_SECONDS)
         self._ticker.cancel()
         await asyncio.to_thread(self._watch.stop)
         for task in list(self._background):
@@ -140,11 +150,19 @@ class RolloutQueue:
         await asyncio.gather(self._ticker, *self._background, return_exceptions=True)
 
     def fail(self, error: BaseException) -> None:
-        """Every plan in progress ends with this error."""
+        """Every plan in progress ends with this error; nobody will hear how the agents that still run end."""
         self._failure = self._failure or error
         for running in self._plans.values():
             if not running.done.done():
                 running.done.set_exception(error)
+                self._leave(running.entries)
+
+    def _leave(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.phase is Phase.LEASED and entry.place is not None and entry.attempt is not None:
+                task = self.spawn(self._gateways.abandon(entry.place, entry.attempt, STOPPED))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
 
     def counts(self) -> Mapping[Phase, int]:
         """Rollouts of the plans in progress by phase. From any thread: the list is taken at once."""
@@ -193,8 +211,11 @@ class RolloutQueue:
         return [] if one is None else [one]
 
     async def _open_some(self, taken: Sequence[Entry], executor: str) -> Sequence[Lease]:
+        plans = [(entry, self._of_rollout.get(entry.rollout)) for entry in taken]
         opening = [
-            self._open_one(entry, entry.attempt or "", self._of_rollout[entry.rollout], executor) for entry in taken
+            self._open_one(entry, entry.attempt or "", running, executor)
+            for entry, running in plans
+            if running is not None  # its plan has ended since it was taken
         ]
         return [lease for lease in await asyncio.gather(*opening) if lease is not None]
 
