@@ -253,6 +253,7 @@ def test_what_an_earlier_trainer_left_open_is_ended(world: World, monkeypatch: p
         return await answer_right(world, lease)
 
     monkeypatch.setattr("kitestring_trainer.queue.service.RolloutQueue.close", _die)
+    monkeypatch.setattr("kitestring_trainer.queue.service.RolloutQueue._leave", lambda *_: None)
     world.agent = stays
     world.start_workers(capacity=6)
 
