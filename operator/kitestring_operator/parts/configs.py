@@ -158,7 +158,8 @@ def trainer_config(context: RunContext) -> dict[str, Any]:
     )
     config: dict[str, Any] = {
         "run": context.run_id,
-        "spec": context.spec.manifest(),
+        # the operator watches over the deadline: the trainer's would count the time for which the run was suspended
+        "spec": context.spec.model_copy(update={"active_deadline_seconds": None}).manifest(),
         "pool": context.pool.manifest(),
         "store": store(context, pod.STORAGE_FOLDER),
         "folder": RUN_FOLDER,

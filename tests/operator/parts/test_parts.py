@@ -366,6 +366,12 @@ def test_one_node_needs_no_ray_service() -> None:
     assert "ray_head" not in config_of(objects, "trainer.json")
 
 
+def test_the_trainer_has_no_deadline_of_its_own() -> None:
+    """It would count the time for which the run was suspended."""
+    objects = run_objects(case("verl-cpu", {"spec.activeDeadlineSeconds": 60}))
+    assert "activeDeadlineSeconds" not in config_of(objects, "trainer.json")["spec"]
+
+
 def test_the_service_follows_the_trainer_that_runs() -> None:
     run, pool = documents("verl-cpu")
     first = context(run, pool)
