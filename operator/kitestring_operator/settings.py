@@ -27,6 +27,7 @@ class Images(Part):
     operator: Image
     rollout: Image = Field(description="gateway, worker, launcher, sidecar of policy servers, built-in collector")
     trainer: Image
+    trainer_gpu: Image | None = Field(default=None, description="with trainer.device: cuda; absent: `trainer`")
     policy_server_cpu: Image
     policy_server_vllm: Image
     collector_contrib: Image

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from kitestring_api import names
-from kitestring_operator.cluster.kinds import KINDS
-from kitestring_operator.controller import OWNED
+from kitestring_operator.cluster.kinds import KINDS, LISTED
 from kitestring_operator.handlers import WATCHED
 from kitestring_operator.parts.network import COMPONENT_OPERATOR
 from kitestring_operator.probes import LIVE_ROUTES, READY_ROUTE
@@ -180,7 +179,7 @@ def test_the_operator_may_list_and_watch_what_it_lists_and_watches_and_nothing_e
     resources = {names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL}
     for verb, kinds in (
         ("watch", {*resources, *WATCHED, "Workload"}),
-        ("list", {*resources, *OWNED, "PodDisruptionBudget", "Workload"}),
+        ("list", {*resources, *WATCHED, *LISTED, "Workload"}),
     ):
         granted_of = {
             (group, resource) for group, resource, granted_verb in documented_rights("served") if granted_verb == verb

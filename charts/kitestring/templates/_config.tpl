@@ -4,6 +4,7 @@ images:
   operator: {{ include "kitestring.image" (list . "operator" "operator") | quote }}
   rollout: {{ include "kitestring.image" (list . "rollout" "rollout") | quote }}
   trainer: {{ include "kitestring.image" (list . "trainer" "trainer") | quote }}
+  trainerGpu: {{ include "kitestring.image" (list . "trainerGpu" "trainer-gpu") | quote }}
   policyServerCpu: {{ include "kitestring.image" (list . "policyServerCpu" "policy-server-cpu") | quote }}
   policyServerVllm: {{ .Values.images.policyServerVllm | quote }}
   collectorContrib: {{ .Values.images.collectorContrib | quote }}

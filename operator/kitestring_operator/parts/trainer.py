@@ -118,7 +118,9 @@ def template(context: RunContext) -> Manifest:
 
 
 def _image(context: RunContext) -> str:
-    return context.spec.trainer.image or context.settings.images.trainer
+    trainer, images = context.spec.trainer, context.settings.images
+    installed = images.trainer_gpu if trainer.backend == "verl" and trainer.device == "cuda" else None
+    return trainer.image or installed or images.trainer
 
 
 def _fetch(context: RunContext, inputs: Inputs) -> pod.Container:

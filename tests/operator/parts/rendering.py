@@ -31,6 +31,7 @@ SETTINGS = Settings(
         operator="kitestring/operator:1",
         rollout="kitestring/rollout:1",
         trainer="kitestring/trainer:1",
+        trainer_gpu="kitestring/trainer-gpu:1",
         policy_server_cpu="kitestring/policy-server-cpu:1",
         policy_server_vllm="vllm/vllm-openai:1",
         collector_contrib="otel/opentelemetry-collector-contrib:1",
