@@ -46,6 +46,10 @@ def _said(missing: MissingReference) -> str:
         return f"{missing.field}: {what} has no checkpoint yet; wait for it, or name another run"
     if missing.key is not None:
         return f"{missing.field}: {what} has no key {missing.key}; add it, or correct the name"
+    if missing.kind == "PriorityClass":
+        return f"{missing.field}: there is no {what}; create it, or correct the name"
+    if missing.kind == "LocalQueue":
+        return f"{missing.field}: there is no {what} of Kueue in the namespace; create it, or correct the name"
     return f"{missing.field}: there is no {what} in the namespace; create it, or correct the name"
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from kitestring_api import names
 from kitestring_api.errors import UserMistakeError
-from kitestring_operator import identity, parts, rollouts
+from kitestring_api.v1alpha1.status import Phase
+from kitestring_operator import identity, parts, queueing, rollouts
 from kitestring_operator.acceptance import Refusal, refusal
 from kitestring_operator.lifecycle import Course, course, seconds_left
 from kitestring_operator.observed import (
@@ -24,7 +25,6 @@ from kitestring_operator.observed import (
 from kitestring_operator.parts import configs, credentials, pod
 from kitestring_operator.parts.storage import storage_target
 from kitestring_operator.pods import is_owned_by, parse_time
-from kitestring_operator.queueing import gate
 from kitestring_operator.rollouts.rollout_jobs import has_ended
 from kitestring_operator.rollouts.rollout_jobs import refusal as unfit
 from kitestring_operator.run_report import RunReport
@@ -37,7 +37,7 @@ def desired(settings: Settings, observed: Observed) -> Desired:
     """What is to be of a run. From the same observations always the same."""
     if observed.is_deleted or is_of_others(observed):
         return Desired(status=observed.status)
-    stands, open_gate = refusal(observed), gate(observed)
+    stands, open_gate = refusal(observed), queueing.gate(observed)
     way = course(observed, stands, open_gate)
     made = _Made()
     if stands is None and not way.phase.is_final:
@@ -48,17 +48,23 @@ def desired(settings: Settings, observed: Observed) -> Desired:
             way = course(observed, stands, open_gate)
     report = None if observed.trainer is None else RunReport.model_validate(observed.trainer.status)
     status = status_of(observed, way, stands, open_gate, report)
+    quota = queueing.word_to_kueue(observed, way)
     if not way.wants_parts:
         deletions = [] if way.holds_back else stopped(observed, way)
+        if observed.workload is not None and queueing.is_over(observed, way):
+            deletions.append(ObjectRef.of(observed.workload))
         return Desired(
             status=status,
+            objects=made.workloads if way.phase in (Phase.QUEUED, Phase.SUSPENDING) else (),
             deletions=tuple(deletions + _expired(observed, way)),
             events=events_of(observed, status),
+            quota=quota,
             requeue_seconds=_look_again(observed, way),
         )
     return Desired(
         status=status,
-        objects=made.objects,
+        objects=(*made.workloads, *made.objects),
+        quota=quota,
         generated_secrets=made.generated_secrets,
         deletions=(*superfluous(observed, made.objects), *made.deletions),
         events=events_of(observed, status),
@@ -79,6 +85,8 @@ class _Made:
 
     objects: tuple[Manifest, ...] = ()
     generated_secrets: tuple[GeneratedSecret, ...] = ()
+    workloads: tuple[Manifest, ...] = ()
+    """Kueue's Workload, where it is to be made or may be changed."""
     deletions: tuple[ObjectRef, ...] = ()
     live: dict[str, Any] | None = None
     lost: tuple[LostRollout, ...] = ()
@@ -104,20 +112,33 @@ def run_context(settings: Settings, observed: Observed, trainer_number: int) -> 
 
 def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
     context = run_context(settings, observed, way.trainer_number)
+    context = queueing.within_admission(context, observed.workload)
     objects = [_stamped(item, way) if _is_trainer_job(item) else item for item in parts.run_objects(context)]
+    objects += rollouts.worker_objects(context)
+    workloads = _workloads(context, observed, objects)
     if not way.may_start_trainer:
         objects = [item for item in objects if not _is_trainer_job(item) or _is_there(observed, item)]
-    objects += rollouts.worker_objects(context)
     apart = _Apart()
     if context.pool.isolation == "Job":
         apart = _rollout_jobs(context, observed)
+    made = (queueing.placed(item, observed) for item in (*objects, *apart.objects))
     return _Made(
-        objects=tuple(identity.with_spec_hash(item) for item in (*objects, *apart.objects)),
+        objects=tuple(identity.with_spec_hash(item) for item in made),
+        workloads=workloads,
         generated_secrets=(credentials.generated_secret(observed.name),),
         deletions=tuple(apart.deletions),
         live=_live(context),
         lost=tuple(apart.lost),
     )
+
+
+def _workloads(context: RunContext, observed: Observed, objects: list[Manifest]) -> tuple[Manifest, ...]:
+    if queueing.queue_of(observed) is None or not queueing.may_change(observed.workload):
+        return ()
+    if context.pool.isolation == "Job":
+        sample = rollouts.rollout_job(context, WantedRollout("sample", 1, "none"))[-1]
+        objects = [*objects, sample | {"spec": sample["spec"] | {"parallelism": context.pool.replicas}}]
+    return (identity.with_spec_hash(queueing.workload_of(context, objects, observed.priority)),)
 
 
 def _stamped(item: Manifest, way: Course) -> Manifest:

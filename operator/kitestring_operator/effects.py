@@ -72,6 +72,9 @@ class Effects:
         except ForbiddenError as error:
             await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(error)))
             raise
+        if decision.quota is not None and observed.workload is not None:
+            ref = ObjectRef.of(observed.workload)
+            self._saw(await self._cluster.patch(ref, decision.quota, subresource="status"))
         told = await self._tell(observed, decision, memory)
         await self._delete(decision.deletions, memory, keep_rollouts=not told)
         waits.append(await self._write_status(observed, decision, memory))

@@ -16,8 +16,9 @@ from kitestring_operator.cluster.cache import ObjectCache
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.memory import RunMemory
-from kitestring_operator.observed import Manifest, MissingReference, Observed, TrainerReport
+from kitestring_operator.observed import Manifest, MissingReference, Observed, Placement, TrainerReport
 from kitestring_operator.pods import controller_uid
+from kitestring_operator.queueing import flavors_of
 from kitestring_operator.references import Reference, missing_of, references
 from kitestring_operator.trainer_job import CONTAINER, EndKind, trainer_jobs
 
@@ -47,6 +48,8 @@ class Observation:
         self._cache = cache
         self._readings: dict[str, tuple[tuple[int, str, int], Reading]] = {}
         """uid of the run → generations for which it was read, and the reading."""
+        self._flavors_read: dict[str, Placement] = {}
+        self._priorities: dict[str, int] = {}
         self._pools: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     async def of(self, run: Manifest, memory: RunMemory) -> Observed:
@@ -59,6 +62,9 @@ class Observation:
         generations = (metadata.get("generation", 0), _generation(reading.pool))
         if memory.refused is not None and memory.refused[0] == generations:
             problems = (*problems, memory.refused[1])
+        workload = self._cache.get(KINDS["Workload"].ref(namespace, name))
+        if workload is not None and controller_uid(workload) != uid:
+            workload = None
         observed = Observed(
             now=datetime.now(UTC),
             run=run,
@@ -74,7 +80,9 @@ class Observation:
             wanted=memory.trainer.wanted if memory.trainer is not None else (),
             checkpoints=self._checkpoints(namespace, spec),
             missing=await self._missing(run, spec),
-            workload=self._cache.get(KINDS["Workload"].ref(namespace, name)),
+            workload=workload,
+            flavors=await self._flavors(workload),
+            priority=await self._priority(spec),
             unsupported=reading.unsupported,
         )
         return await self._with_log(observed, memory)
@@ -146,10 +154,32 @@ class Observation:
         return tuple(found)
 
     async def _referenced(self, namespace: str, reference: Reference) -> Manifest | None:
-        ref = KINDS[reference.kind].ref(namespace, reference.name)
+        kind = KINDS[reference.kind]
+        ref = kind.ref("" if reference.kind == "PriorityClass" else namespace, reference.name)
         if reference.kind == names.KIND_TRAINING_RUN:
             return self._cache.get(ref)
         return await self._cluster.get(ref)
+
+    async def _flavors(self, workload: Manifest | None) -> dict[str, Placement]:
+        """Of the flavors that were assigned; they are read once."""
+        wanted = flavors_of(workload)
+        for name in wanted - self._flavors_read.keys():
+            flavor = await self._cluster.get(KINDS["ResourceFlavor"].ref("", name))
+            spec = {} if flavor is None else flavor.get("spec") or {}
+            self._flavors_read[name] = Placement(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
+        return {name: self._flavors_read[name] for name in wanted}
+
+    async def _priority(self, spec: TrainingRunSpec | None) -> int | None:
+        """The value of a class never changes: it is read once."""
+        if spec is None or spec.scheduling.queue_name is None or spec.scheduling.priority_class_name is None:
+            return None
+        name = spec.scheduling.priority_class_name
+        if name not in self._priorities:
+            found = await self._cluster.get(KINDS["PriorityClass"].ref("", name))
+            if found is None:
+                return None
+            self._priorities[name] = int(found["value"])
+        return self._priorities[name]
 
     async def _with_log(self, observed: Observed, memory: RunMemory) -> Observed:
         """With the last lines of the newest trainer, if it ended badly; they are read once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -68,9 +68,19 @@ class MissingReference:
     """An object, or a key in it, that the run names and that is not there."""
 
     field: str
-    kind: Literal["Secret", "ConfigMap", "PersistentVolumeClaim", "TrainingRun", "LocalQueue"]
+    kind: Literal["Secret", "ConfigMap", "PersistentVolumeClaim", "TrainingRun", "LocalQueue", "PriorityClass"]
     name: str
     key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a queue wants pods to be: of a resource flavor, or of an admission check."""
+
+    node_labels: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,10 @@ class Observed:
     missing: tuple[MissingReference, ...] = ()
     workload: Manifest | None = None
     """Kueue's Workload of the run."""
+    flavors: Mapping[str, Placement] = field(default_factory=dict)
+    """The resource flavors that the Workload was assigned."""
+    priority: int | None = None
+    """Value of the priority class that the run names, where it is queued."""
     unsupported: tuple[str, ...] = ()
     """Those of `problems` that another version may carry out (kitestring_api.unsupported)."""
     trainer_log: str = ""
@@ -211,5 +225,7 @@ class Desired:
     live: Mapping[str, Any] | None = None
     """Body of PUT /run/v1/live; None: the trainer need not be told anything."""
     lost: tuple[LostRollout, ...] = ()
+    quota: Mapping[str, Any] | None = None
+    """Merge patch of the status of Kueue's Workload, for the version that was observed; None: Kueue knows all."""
     requeue_seconds: float | None = None
     """Look again after so many seconds even if nothing happens."""

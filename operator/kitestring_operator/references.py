@@ -12,7 +12,7 @@ from kitestring_api.v1alpha1.references import ObjectReference
 from kitestring_operator.observed import MissingReference
 
 STORAGE_KEYS: Final = ("accessKeyId", "secretAccessKey")
-ReferencedKind = Literal["Secret", "ConfigMap", "PersistentVolumeClaim", "TrainingRun", "LocalQueue"]
+ReferencedKind = Literal["Secret", "ConfigMap", "PersistentVolumeClaim", "TrainingRun", "LocalQueue", "PriorityClass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ def references(spec: TrainingRunSpec) -> Iterator[Reference]:
                 yield from _secret(f"spec.storage.credentials.{part}", getattr(spec.storage.credentials, part))
     if spec.scheduling.queue_name is not None:
         yield Reference("spec.scheduling.queueName", "LocalQueue", spec.scheduling.queue_name)
+        if spec.scheduling.priority_class_name is not None:
+            yield Reference("spec.scheduling.priorityClassName", "PriorityClass", spec.scheduling.priority_class_name)
 
 
 def missing_of(reference: Reference, found: dict[str, Any] | None) -> MissingReference | None:

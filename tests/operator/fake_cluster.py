@@ -74,9 +74,14 @@ class FakeCluster:
             raise ConflictError(f"update {ref.name}", 409, "Conflict")
         return self._show("MODIFIED", copy.deepcopy(manifest))
 
-    async def patch(self, ref: ObjectRef, patch: Mapping[str, Any]) -> Manifest | None:
-        self.writes.append(("patch", ref))
+    async def patch(
+        self, ref: ObjectRef, patch: Mapping[str, Any], *, subresource: str | None = None
+    ) -> Manifest | None:
+        self.writes.append((subresource or "patch", ref))
         there = self.objects.get(ref)
+        version = patch.get("metadata", {}).get("resourceVersion")
+        if there is not None and version not in (None, there["metadata"]["resourceVersion"]):
+            raise ConflictError(f"patch {ref.name}", 409, "Conflict")
         return None if there is None else self._show("MODIFIED", _merged(there, patch))
 
     async def patch_status(self, ref: ObjectRef, uid: str, status: Mapping[str, Any]) -> Manifest | None:

@@ -55,6 +55,7 @@ class World:
     """What a test holds in its hands. Events reach the controller only by `deliver`."""
 
     def __init__(self, settings: Settings = SETTINGS, cluster: FakeCluster | None = None) -> None:
+        self.settings = settings
         self.cluster = cluster or FakeCluster()
         self.trainers = FakeTrainers()
         self.metrics = Metrics()
@@ -116,6 +117,11 @@ class World:
     async def ask(self) -> None:
         """Poll every trainer once."""
         await self.poller.ask_all()
+
+    def with_kueue(self) -> World:
+        """The same with Kueue in the cluster, and a controller that knows it."""
+        self.cluster.kinds |= {"Workload", "LocalQueue"}
+        return World(self.settings, self.cluster)
 
     def forget_pace(self) -> None:
         """As if the last status had been written long ago."""

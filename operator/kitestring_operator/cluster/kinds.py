@@ -11,7 +11,7 @@ from kitestring_operator.observed import ObjectRef
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of namespaced object and its place in the API."""
+    """A kind of object and its place in the API. Of one that lies in no namespace, the namespace is empty."""
 
     kind: str
     api_version: str
@@ -23,9 +23,9 @@ class Kind:
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Path of an object, or of the collection; `namespace=None`: of all namespaces."""
+        """Path of an object, or of the collection; without `namespace`, of all of them."""
         parts = ["/api/v1" if self.api_version == "v1" else f"/apis/{self.api_version}"]
-        if namespace is not None:
+        if namespace:
             parts.append(f"namespaces/{namespace}")
         parts.append(self.plural)
         parts += [part for part in (name, subresource) if part is not None]
@@ -55,6 +55,8 @@ KINDS: Final[dict[str, Kind]] = {
         Kind("Lease", "coordination.k8s.io/v1", "leases"),
         Kind("Workload", "kueue.x-k8s.io/v1beta2", "workloads"),
         Kind("LocalQueue", "kueue.x-k8s.io/v1beta2", "localqueues"),
+        Kind("ResourceFlavor", "kueue.x-k8s.io/v1beta2", "resourceflavors"),
+        Kind("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses"),
     )
 }
 """Every kind that the operator reads or writes, by name."""

@@ -28,8 +28,13 @@ class Cluster(Protocol):
         """Replace the object that has this `metadata.resourceVersion`. ConflictError when it has another by now."""
         ...
 
-    async def patch(self, ref: ObjectRef, patch: Mapping[str, Any]) -> Manifest | None:
-        """Merge-patch an object; None when it is not there."""
+    async def patch(
+        self, ref: ObjectRef, patch: Mapping[str, Any], *, subresource: str | None = None
+    ) -> Manifest | None:
+        """Merge-patch an object, or a subresource of it; None when it is not there.
+
+        A `metadata.resourceVersion` in the patch must be that of the object (ConflictError).
+        """
         ...
 
     async def patch_status(self, ref: ObjectRef, uid: str, status: Mapping[str, Any]) -> Manifest | None:

@@ -102,9 +102,13 @@ class RequestedCluster:
         query = (("fieldManager", _FIELD_MANAGER),)
         return await self._written(_request("update", ObjectRef.of(manifest), "PUT", query, _JSON, manifest))
 
-    async def patch(self, ref: ObjectRef, patch: Mapping[str, Any]) -> Manifest | None:
+    async def patch(
+        self, ref: ObjectRef, patch: Mapping[str, Any], *, subresource: str | None = None
+    ) -> Manifest | None:
         query = (("fieldManager", _FIELD_MANAGER),)
-        return await self._sent(_request("patch", ref, "PATCH", query, _MERGE, patch), retry_conflict=True)
+        verb = "patch" if subresource is None else subresource
+        path = path_of(ref, subresource)
+        return await self._sent(Request(verb, ref.kind, _what(ref), "PATCH", path, query, _MERGE, patch))
 
     async def patch_status(self, ref: ObjectRef, uid: str, status: Mapping[str, Any]) -> Manifest | None:
         body = {

@@ -1,0 +1,235 @@
+"""Kueue: a run is one Workload; it holds pods while that is admitted, and gives the quota back when they are gone.
+
+Kueue itself is played here: `admit` and `evict` write what it writes (v1beta2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.observed import Manifest
+from kitestring_operator.pods import condition
+from tests.operator.documents import NAMESPACE, pool, run, storage_secret
+from tests.operator.fake_cluster import now
+from tests.operator.world import World, report
+
+QUEUED = {"scheduling": {"queueName": "gpus"}}
+
+
+def entry(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": now()}
+
+
+def tell(world: World, *entries: dict[str, Any], admission: Any = "keep") -> None:
+    workload = the_workload(world)
+    types = {item["type"] for item in entries}
+    kept = [item for item in workload.get("status", {}).get("conditions", []) if item["type"] not in types]
+    status: dict[str, Any] = {"conditions": [*kept, *entries]}
+    if admission != "keep":
+        status["admission"] = admission
+    world.cluster.change("Workload", "calculator", {"status": status})
+
+
+def admit(world: World, flavor: str = "spot") -> None:
+    pod_sets = the_workload(world)["spec"]["podSets"]
+    assigned = [{"name": item["name"], "count": item["count"], "flavors": {"cpu": flavor}} for item in pod_sets]
+    told = [entry(kind, "True", kind) for kind in ("QuotaReserved", "Admitted")]
+    tell(world, *told, entry("Evicted", "False", "QuotaReserved"), admission={"podSetAssignments": assigned})
+
+
+def evict(world: World, reason: str = "Preempted") -> None:
+    tell(world, entry("Evicted", "True", reason, "made way for another"))
+
+
+def the_workload(world: World) -> Manifest:
+    found = world.cluster.find("Workload", "calculator")
+    assert found is not None
+    return found
+
+
+async def queued(**spec: Any) -> World:
+    world = World().with_kueue()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    local_queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+    world.cluster.put(local_queue | {"metadata": {"name": "gpus", "namespace": NAMESPACE}})
+    flavor = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ResourceFlavor",
+        "metadata": {"name": "spot", "namespace": ""},
+    }
+    tolerations = [{"key": "spot", "operator": "Exists"}]
+    world.cluster.put(flavor | {"spec": {"nodeLabels": {"node": "spot"}, "tolerations": tolerations}})
+    world.cluster.put(run(**QUEUED | spec))
+    await world.settle()
+    return world
+
+
+async def admitted() -> World:
+    world = await queued()
+    admit(world)
+    await world.settle()
+    world.trainers.says = report()
+    await world.settle()
+    assert world.status()["phase"] == "Running"
+    return world
+
+
+async def test_before_admission_there_is_no_pod() -> None:
+    world = await queued()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Queued", "WaitingForQueue")
+    assert world.there("Job") == world.there("StatefulSet") == world.there("Deployment") == set()
+    assert "startTime" not in world.status()
+    spec = the_workload(world)["spec"]
+    assert spec["queueName"] == "gpus"
+    assert {item["name"]: item["count"] for item in spec["podSets"]} == {
+        "collector": 1,
+        "gateway": 1,
+        "policy-server": 1,
+        "trainer": 1,
+        "rollout": 2,
+    }
+    for item in spec["podSets"]:
+        assert not {"volumes", "securityContext"} & item["template"]["spec"].keys()
+        assert all(container["image"] for container in item["template"]["spec"]["containers"])
+    before = len(world.cluster.writes)
+    await world.controller.resync()
+    await world.settle()
+    assert world.cluster.writes[before:] == []
+
+
+async def test_what_waits_is_said() -> None:
+    world = await queued()
+    tell(world, entry("QuotaReserved", "False", "Pending", "couldn't assign flavors: insufficient quota for cpu"))
+    await world.settle()
+    assert "insufficient quota for cpu" in world.status()["message"]
+
+
+async def test_admission_starts_the_run_where_the_queue_wants_it() -> None:
+    world = await admitted()
+    for kind in ("Job", "StatefulSet", "Deployment"):
+        for item in world.cluster.of_kind(kind):
+            template = item["spec"]["template"]["spec"]
+            assert template["nodeSelector"]["node"] == "spot"
+            assert {"key": "spot", "operator": "Exists"} in template["tolerations"]
+    assert condition(the_workload(world), "PodsReady") == "True"
+
+
+async def test_preemption_stops_cleanly_gives_the_quota_back_and_queues_again() -> None:
+    world = await admitted()
+    evict(world)
+    await world.settle()
+    status = world.status()
+    assert (status["phase"], status["reason"]) == ("Queued", "Preempted")
+    assert world.there("Job") == world.there("StatefulSet") == world.there("Pod") == set()
+    workload = the_workload(world)
+    assert condition(workload, "QuotaReserved") == condition(workload, "Admitted") == "False"
+    assert condition(workload, "Requeued") == "True"
+    assert "admission" not in workload["status"]
+    suspended = next(item for item in status["conditions"] if item["type"] == "Suspended")
+    assert (suspended["status"], suspended["reason"]) == ("True", "Preempted")
+    world.trainers.says = None
+    admit(world)
+    await world.settle()
+    assert world.status()["phase"] == "Starting"
+    assert world.status()["restarts"] == 0
+    world.trainers.says = report(step=3)
+    await world.settle()
+    assert (world.status()["phase"], world.status()["step"]) == ("Running", 2)
+
+
+async def test_the_quota_is_kept_until_the_last_pod_is_gone() -> None:
+    world = await admitted()
+    evict(world)
+    world.deliver()
+    for item in list(world.cache.of_kind("TrainingRun")):
+        await world.look(item)
+    assert world.status()["phase"] == "Suspending"
+    assert condition(the_workload(world), "QuotaReserved") == "True"
+
+
+async def test_the_end_of_a_run_is_the_end_of_its_workload() -> None:
+    world = await admitted()
+    world.cluster.end_job("calculator-trainer-1")
+    await world.settle()
+    assert world.status()["phase"] == "Succeeded"
+    finished = next(item for item in the_workload(world)["status"]["conditions"] if item["type"] == "Finished")
+    assert (finished["status"], finished["reason"]) == ("True", "Succeeded")
+
+
+async def test_a_run_that_its_user_suspends_leaves_the_queue() -> None:
+    world = await admitted()
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    await world.settle()
+    assert world.status()["phase"] == "Suspended"
+    assert world.there("Workload") == set()
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": False}})
+    await world.settle()
+    assert world.status()["phase"] == "Queued"
+    assert world.there("Workload") == {"calculator"}
+
+
+async def test_no_more_workers_than_were_admitted() -> None:
+    world = await admitted()
+    world.cluster.change("RolloutPool", "calc", {"spec": {"replicas": 7}})
+    await world.settle()
+    workers = world.cluster.find("Deployment", "calculator-rollout")
+    assert workers is not None and workers["spec"]["replicas"] == 2
+    said = next(item for item in world.status()["conditions"] if item["type"] == "Admitted")
+    assert "2 of 7 workers" in said["message"]
+    world.cluster.change("RolloutPool", "calc", {"spec": {"replicas": 1}})
+    await world.settle()
+    assert world.cluster.find("Deployment", "calculator-rollout")["spec"]["replicas"] == 1  # type: ignore[index]
+
+
+async def test_a_waiting_run_may_be_changed() -> None:
+    world = await queued()
+    world.cluster.change("RolloutPool", "calc", {"spec": {"replicas": 5}})
+    await world.settle()
+    counts = {item["name"]: item["count"] for item in the_workload(world)["spec"]["podSets"]}
+    assert counts["rollout"] == 5
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_priority(exists: bool) -> None:
+    world = World().with_kueue()
+    if exists:
+        metadata = {"name": "high", "namespace": ""}
+        kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+        world.cluster.put({**kind, "metadata": metadata, "value": 1000})
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+    world.cluster.put(queue | {"metadata": {"name": "gpus", "namespace": NAMESPACE}})
+    world.cluster.put(run(scheduling={"queueName": "gpus", "priorityClassName": "high"}))
+    await world.settle()
+    if not exists:
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ReferenceNotFound")
+        assert "there is no PriorityClass high" in world.status()["message"]
+        return
+    spec = the_workload(world)["spec"]
+    assert (spec["priority"], spec["priorityClassRef"]["name"]) == (1000, "high")
+
+
+async def test_a_queue_that_is_not_there_is_named() -> None:
+    world = World().with_kueue()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    world.cluster.put(run(**QUEUED))
+    await world.settle()
+    assert "spec.scheduling.queueName: there is no LocalQueue gpus" in world.status()["message"]
+
+
+async def test_a_rollout_with_a_job_of_its_own_is_counted_too() -> None:
+    world = World().with_kueue()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool(isolation="Job", replicas=3))
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+    world.cluster.put(queue | {"metadata": {"name": "gpus", "namespace": NAMESPACE}})
+    world.cluster.put(run(**QUEUED))
+    await world.settle()
+    assert {item["name"]: item["count"] for item in the_workload(world)["spec"]["podSets"]}["rollout"] == 3
+    assert KINDS["Workload"].ref(NAMESPACE, "calculator") in world.cluster.objects
