@@ -207,6 +207,30 @@ async def test_a_launcher_that_dies_loses_its_agents_and_another_comes(pods: Pod
     assert pod.container.codes == [-signal.SIGKILL]
 
 
+@pytest.mark.parametrize("returns", [True, False])
+async def test_a_lease_that_comes_while_no_launcher_is_there_waits(
+    pods: Pods, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.RETURN_SECONDS", 10.0 if returns else 0.1)
+    pod = await pods.start(Setup(command=python("print(1)")))
+    await queue.run(make_lease())
+    pod.container.restarts = False
+    async with asyncio.timeout(10):
+        while not queue.asking:  # noqa: ASYNC110 (until it waits for the next lease)
+            await asyncio.sleep(0.01)
+    os.kill(pod.container.pid, signal.SIGKILL)
+    await pod.container.ended()
+    lease = await queue.put(make_lease(ttl_seconds=0.3))
+    if returns:
+        await queue.until(lambda: queue.beats.get(lease.lease, 0) >= 2)
+        await pods.container().start()
+        assert (await queue.finished(lease)).output == "1\n"
+    else:
+        finish = await queue.finished(lease)
+        assert finish.ended == "executorLost"
+        assert finish.message == "the container `agent` ended, and its launcher did not come back in time"
+
+
 async def test_a_guardian_that_is_killed(pods: Pods, queue: FakeQueue) -> None:
     marker, mark = marked()
     daemon = "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(600))\n"

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd
+from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd, AgentStart
 from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
 from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
@@ -54,29 +54,25 @@ class Attempt:
 
     async def run(self, base: Mapping[str, str], scratch_root: Path, program: PythonProgram | None) -> Finish | None:
         scratch = scratch_root / uuid.uuid4().hex
+        beating = asyncio.create_task(self._heartbeats())
         try:
             start = agent_start(self._config, self.lease, base, scratch, program)
             self._agent = await self._launcher.start(start)
+            if self._gone:
+                self._agent.kill()
+            elif self._cancelled:
+                self._agent.cancel()
+            end = await self._end(self._agent, start)
+            finish = self._report(end, has_output=start.output_bytes > 0)
         except (TaskUndeliverable, CannotLaunch) as error:
-            return self._finish("startFailed", str(error))
+            finish = self._finish("startFailed", str(error))
         except LauncherLost as error:
-            return self._finish("executorLost", str(error))
-        if self._cancelled:
-            self._agent.cancel()
-        beating = asyncio.create_task(self._heartbeats())
-        patience = start.seconds + start.grace_seconds + 2 * UNKILLABLE_SECONDS + MARGIN_SECONDS
-        try:
-            end = await self._end(self._agent, patience)
-        except LauncherLost as error:
-            return None if self._gone else self._finish("executorLost", str(error))
+            finish = self._finish("executorLost", str(error))
+        except ValidationError:  # what a finish cannot hold does not come from a guardian of ours
+            finish = self._finish("executorLost", NONSENSE)
         finally:
             beating.cancel()
-        if self._gone:
-            return None
-        try:
-            return self._report(end, has_output=start.output_bytes > 0)
-        except ValidationError:  # what a finish cannot hold does not come from a guardian of ours
-            return self._finish("executorLost", NONSENSE)
+        return None if self._gone else finish
 
     def cancel(self) -> None:
         """Ends the agent, with its grace; `run` still returns a report."""
@@ -94,7 +90,8 @@ class Attempt:
         if self._agent is not None:
             self._agent.kill()
 
-    async def _end(self, agent: RunningAgent, patience: float) -> AgentEnd:
+    async def _end(self, agent: RunningAgent, start: AgentStart) -> AgentEnd:
+        patience = start.seconds + start.grace_seconds + 2 * UNKILLABLE_SECONDS + MARGIN_SECONDS
         ended = asyncio.create_task(agent.ended())
         either: set[asyncio.Future[Any]] = {ended, agent.started}
         await asyncio.wait(either, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
