@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,7 +25,7 @@ from kitestring_operator.observed import (
 )
 from kitestring_operator.parts import configs, credentials, pod
 from kitestring_operator.parts.storage import storage_target
-from kitestring_operator.pods import is_owned_by, parse_time
+from kitestring_operator.pods import controller_uid, parse_time
 from kitestring_operator.rollouts.rollout_jobs import has_ended
 from kitestring_operator.rollouts.rollout_jobs import refusal as unfit
 from kitestring_operator.run_report import RunReport
@@ -171,15 +172,16 @@ class _Apart:
 
 def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
     """Jobs that have ended go, once the queue knows; for the rollouts that wait, new ones up to `replicas` at once."""
-    pods = observed.of_kind("Pod")
+    pods: defaultdict[str | None, list[Manifest]] = defaultdict(list)
+    for item in observed.of_kind("Pod"):
+        pods[controller_uid(item)].append(item)
     over: list[Manifest] = []
     going: list[Manifest] = []
     lost: list[LostRollout] = []
     for job in observed.of_kind("Job"):
         if not is_rollout_job(job):
             continue
-        own = [item for item in pods if is_owned_by(item, job["metadata"]["uid"])]
-        end = rollouts.outcome(job, own, observed.now)
+        end = rollouts.outcome(job, pods[job["metadata"]["uid"]], observed.now)
         if end is not None:
             lost.append(end)
         (over if end is not None or has_ended(job) else going).append(job)
