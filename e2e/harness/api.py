@@ -13,10 +13,22 @@ import kubernetes
 import urllib3
 
 from e2e.harness.kinds import EVENT, KINDS, Kind
+from kitestring_operator.cluster.requests import as_yaml
 
 Object = dict[str, Any]
 FIELD_MANAGER: Final = "kitestring-e2e"
+_APPLY: Final = "application/apply-patch+yaml"
 _GONE: Final = 410
+_WHEN_BUSY: Final = urllib3.Retry(
+    total=10,
+    connect=False,
+    read=False,
+    redirect=False,
+    status_forcelist=[429],
+    backoff_factor=0.5,
+    raise_on_status=False,
+)
+"""Of reading: just after a definition was made, the server says for a moment that its storage is being initialized."""
 
 
 class ApiError(Exception):
@@ -47,7 +59,7 @@ class Api:
         self,
         method: str,
         path: str,
-        body: object = None,
+        body: Mapping[str, Any] | None = None,
         *,
         content_type: str = "application/json",
         query: Mapping[str, object] | None = None,
@@ -82,7 +94,7 @@ class Api:
             "PATCH",
             path,
             item,
-            content_type="application/apply-patch+yaml",
+            content_type=_APPLY,
             query={"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"},
         )
         return applied
@@ -214,7 +226,7 @@ class Api:
         self,
         method: str,
         path: str,
-        body: object = None,
+        body: Mapping[str, Any] | None = None,
         *,
         content_type: str = "application/json",
         query: Mapping[str, object] | None = None,
@@ -226,10 +238,11 @@ class Api:
         data = None
         if body is not None:
             headers["Content-Type"] = content_type
-            data = json.dumps(body)
+            data = as_yaml(body) if content_type == _APPLY else json.dumps(body)
         timeout = urllib3.Timeout(connect=10, read=seconds)
+        retries = _WHEN_BUSY if method == "GET" else False
         answer = self._pool.request(
-            method, url, body=data, headers=headers, timeout=timeout, retries=False, preload_content=not stream
+            method, url, body=data, headers=headers, timeout=timeout, retries=retries, preload_content=not stream
         )
         if answer.status >= 400:
             said = answer.data.decode(errors="replace")

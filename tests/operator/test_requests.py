@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kubernetes.client.api_client import ApiClient
 from kubernetes.client.configuration import Configuration
 
@@ -106,6 +110,16 @@ async def test_apply(server: Server, cluster: RequestedCluster, metrics: Metrics
     assert body == CONFIG
     assert "managedFields" not in found["metadata"]
     assert writes(metrics, "ConfigMap", "apply") == 1
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@example("\U0001f9ea \\ \\ud83e\\uddea \u2028\x85\x7f\ufeff")
+def test_any_text_can_be_applied(text: str) -> None:
+    """What is applied is read as YAML 1.1, whose escapes know no surrogates and whose lines end in more ways."""
+    written = requests.as_yaml({"a": text})
+    assert yaml.safe_load(written) == json.loads(written) == {"a": text}
+    assert all(letter.isascii() or letter > "\uffff" for letter in written)
+    assert not re.search(r"(?<!\\)(\\\\)*\\ud[89a-f]", written)
 
 
 async def test_status_is_of_one_object_only(server: Server, cluster: RequestedCluster) -> None:
