@@ -13,7 +13,13 @@ from kitestring_api import names
 from kitestring_operator import identity
 from kitestring_operator.changes import Apply, Occupied, Resize, changes
 from kitestring_operator.cluster.cache import ObjectCache
-from kitestring_operator.cluster.errors import AlreadyExistsError, ForbiddenError, RefusedError
+from kitestring_operator.cluster.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    RefusedError,
+)
 from kitestring_operator.cluster.kinds import KINDS, WATCHED
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.events import Events
@@ -64,20 +70,20 @@ class Effects:
         What the API server refuses for good is remembered, so that the next decision tells the user.
         """
         waits = [decision.requeue_seconds]
-        try:
-            waits.append(await self._make(observed, decision, memory))
-        except RefusedError as error:
-            memory.refused = (generations(observed), str(error))
-            return 0.0
-        except ForbiddenError as error:
-            await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(error)))
-            raise
-        if decision.quota is not None and observed.workload is not None:
-            ref = ObjectRef.of(observed.workload)
-            self._saw(await self._cluster.patch(ref, decision.quota, subresource="status"))
-        told = await self._tell(observed, decision, memory)
-        await self._delete(decision.deletions, memory, keep_rollouts=not told)
-        waits.append(await self._write_status(observed, decision, memory))
+        failed: ClusterError | None = None
+        for step in (self._make, self._tell_and_delete, self._write_status, self._tell_queue):
+            # what a user reads does not wait for what cannot be done just now
+            try:
+                waits.append(await step(observed, decision, memory))
+            except ClusterError as error:
+                if isinstance(error, RefusedError) and step == self._make:
+                    memory.refused = (generations(observed), str(error))
+                    return 0.0
+                failed = failed or error
+        if isinstance(failed, ForbiddenError):
+            await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(failed)[:1024]))
+        if failed is not None:
+            raise failed
         known = [wait for wait in waits if wait is not None]
         return min(known) if known else None
 
@@ -142,6 +148,10 @@ class Effects:
         self._saw(await self._cluster.patch(ref, patch))
         return True
 
+    async def _tell_and_delete(self, observed: Observed, decision: Desired, memory: RunMemory) -> None:
+        told = await self._tell(observed, decision, memory)
+        await self._delete(decision.deletions, memory, keep_rollouts=not told)
+
     async def _delete(self, deletions: Sequence[ObjectRef], memory: RunMemory, *, keep_rollouts: bool) -> None:
         for ref in deletions:
             known = self._cache.get(ref)
@@ -188,6 +198,17 @@ class Effects:
                 log.info("%s", error)  # it knows no such rollout: a trainer that started since
             memory.told_lost.add((lost.rollout, lost.number))
         return told
+
+    # --- The queue ------------------------------------------------------------------------------------------------
+
+    async def _tell_queue(self, observed: Observed, decision: Desired, _: RunMemory) -> None:
+        if decision.quota is None or observed.workload is None:
+            return
+        try:
+            ref = ObjectRef.of(observed.workload)
+            self._saw(await self._cluster.patch(ref, decision.quota, subresource="status"))
+        except ConflictError as error:
+            log.info("%s", error)  # Kueue was faster; its event brings us back
 
     # --- Pools ----------------------------------------------------------------------------------------------------
 
