@@ -115,6 +115,13 @@ class Observed:
     """Those of `problems` that another version may carry out (kitestring_api.unsupported)."""
     trainer_log: str = ""
     """Last lines of the newest trainer that ended badly, where its pod is still there."""
+    _by_kind: Mapping[str, tuple[Manifest, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kinds: dict[str, list[Manifest]] = {}
+        for item in self.objects:
+            kinds.setdefault(item["kind"], []).append(item)
+        object.__setattr__(self, "_by_kind", {kind: tuple(items) for kind, items in kinds.items()})
 
     @property
     def name(self) -> str:
@@ -144,7 +151,7 @@ class Observed:
 
     def of_kind(self, kind: str) -> tuple[Manifest, ...]:
         """The run's objects of one kind, in the order in which they were listed."""
-        return tuple(item for item in self.objects if item["kind"] == kind)
+        return self._by_kind.get(kind, ())
 
 
 # --- What the parts of a run are made from ------------------------------------------------------------------------

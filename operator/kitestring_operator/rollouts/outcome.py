@@ -64,6 +64,9 @@ _LAUNCHER_ENDS: Final[Mapping[int, str]] = {
 }
 """By exit code (rollout/launcher/main.go)."""
 
+_ENDLESS: Final = IMAGE_REASONS | CONFIG_REASONS | {"CrashLoopBackOff"}
+"""Why a container waits that will wait for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
@@ -201,12 +204,14 @@ def _agent_began(pod: Manifest) -> datetime | None:
 
 
 def _stuck(job: Manifest, pod: Manifest, now: datetime) -> _Fault | None:
-    for status in _statuses(pod):
-        waiting = (status.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") == "InvalidImageName":
+    waiting = [*_waiting_containers(pod)]
+    if not waiting and (pod.get("spec") or {}).get("nodeName"):
+        return None
+    for status, wait in waiting:
+        if wait.get("reason") == "InvalidImageName":
             return _invalid_image(job, pod, status)
-        if waiting.get("reason") == "ErrImageNeverPull":
-            return _infrastructure(_waiting(pod, status, waiting))
+        if wait.get("reason") == "ErrImageNeverPull":
+            return _infrastructure(_waiting(pod, status, wait))
     since = _placed_at(pod)
     if since is None:
         waited = now - (parse_time(pod["metadata"].get("creationTimestamp")) or now)
@@ -227,10 +232,9 @@ def _invalid_image(job: Manifest, pod: Manifest, status: Mapping[str, Any]) -> _
 
 def _waits(pod: Manifest) -> str | None:
     """What keeps a container that was placed from starting, if waiting does not mend it."""
-    for status in _statuses(pod):
-        waiting = (status.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in IMAGE_REASONS | CONFIG_REASONS | {"CrashLoopBackOff"}:
-            return _waiting(pod, status, waiting)
+    for status, wait in _waiting_containers(pod):
+        if wait.get("reason") in _ENDLESS:
+            return _waiting(pod, status, wait)
     return None
 
 
@@ -274,6 +278,14 @@ def _statuses(pod: Manifest) -> Iterator[Mapping[str, Any]]:
     status = pod.get("status") or {}
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()
+
+
+def _waiting_containers(pod: Manifest) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The status of each container that waits, and what it says of it."""
+    for status in _statuses(pod):
+        wait = (status.get("state") or {}).get("waiting")
+        if wait is not None:
+            yield status, wait
 
 
 def _terminations(pod: Manifest) -> Iterable[tuple[str, Mapping[str, Any]]]:
