@@ -167,6 +167,9 @@ def _degraded(report: RunReport | None) -> Aspect:
     if report is not None and report.degraded:
         message = "policy servers and trainer disagree about the probabilities of sampled tokens"
         return Aspect(ConditionType.DEGRADED, True, names.REASON_PROBABILITIES_DIVERGE, message)
+    if report is not None and report.skipped_in_row:
+        message = f"the last {report.skipped_in_row} steps had no group to learn from"
+        return Aspect(ConditionType.DEGRADED, True, names.REASON_STEPS_SKIPPED, message)
     return Aspect(ConditionType.DEGRADED, False, names.REASON_RUNNING)
 
 

@@ -55,6 +55,7 @@ class RunReport(_Message):
     tokens: Count = 0
     eta_seconds: Annotated[float, Field(ge=0)] | None = None
     skipped_steps: Count = 0
+    skipped_in_row: Count = 0
     degraded: bool = False
     rollouts: RolloutCounts = RolloutCounts()
     validation: Annotated[tuple[ValidationResult, ...], Field(strict=False)] = ()

@@ -149,6 +149,12 @@ def test_a_condition_keeps_its_time_until_it_changes() -> None:
     assert [event.reason for event in events_of(later, found)] == ["ProbabilitiesDiverge"]
 
 
+def test_a_run_whose_latest_steps_are_skipped_is_degraded() -> None:
+    found = condition(status(observed(report(skipped_in_row=2))), "Degraded")
+    assert (found["status"], found["reason"]) == ("True", "StepsSkipped")
+    assert found["message"] == "the last 2 steps had no group to learn from"
+
+
 def test_a_step_that_takes_much_longer_than_steps_do_is_stalled() -> None:
     slow = FULL.model_copy(update={"since_step_seconds": 900.0, "step_seconds": 100.0})
     found = status(observed(slow))

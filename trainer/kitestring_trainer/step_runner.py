@@ -227,7 +227,6 @@ class StepRunner:
         }
         self.totals.tokens += figures["prompt_tokens"] + figures["completion_tokens"]
         self._parts.board.update(phase="Updating", reward=figures["reward_mean"])
-        self._publish()
         self._skip_or_not(step, nothing)
         self._clock.lap("samples")
         return samples.batch
@@ -313,13 +312,12 @@ class StepRunner:
         return f"had no token to learn from; replies are excluded: {reasons[0][0] if reasons else 'there are none'}"
 
     def _skip_or_not(self, step: int, reason: str | None) -> None:
+        self._skipped_in_row = 0 if reason is None else self._skipped_in_row + 1
+        self.totals.skipped_steps += reason is not None
+        self._publish()
         if reason is None:
-            self._skipped_in_row = 0
             return
-        self._skipped_in_row += 1
-        self.totals.skipped_steps += 1
         logger.warning("step %d is skipped: it %s", step, reason)
-        self._parts.board.update(skipped_steps=self.totals.skipped_steps)
         if self._skipped_in_row >= self._spec.failure_policy.max_skipped_steps:
             raise RunFailedError(REASON_STEPS_SKIPPED, f"{self._skipped_in_row} steps in a row: the last {reason}")
 
@@ -395,7 +393,13 @@ class StepRunner:
                 "superseded": totals.superseded,
             }
         )
-        self._parts.board.update(rollouts=counts, tokens=totals.tokens, validation=tuple(totals.validation))
+        self._parts.board.update(
+            rollouts=counts,
+            tokens=totals.tokens,
+            validation=tuple(totals.validation),
+            skipped_steps=totals.skipped_steps,
+            skipped_in_row=self._skipped_in_row,
+        )
 
     def _write_down(
         self, step: int, metrics: UpdateMetrics, validation: Sequence[ValidationResult]

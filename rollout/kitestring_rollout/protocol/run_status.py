@@ -51,6 +51,7 @@ class RunStatus(Message):
     tokens_per_second: float | None = None
     eta_seconds: float | None = None
     skipped_steps: int = 0
+    skipped_in_row: int = Field(default=0, description="the latest steps, if there was nothing to learn from in them")
     degraded: bool = False
     rollouts: RolloutCounts = Field(default_factory=RolloutCounts)
     validation: tuple[ValidationResult, ...] = ()
