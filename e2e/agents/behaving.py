@@ -1,4 +1,7 @@
-"""An agent whose task says how it behaves, by the number of the rollout in its group. Standard library only."""
+"""An agent whose task says how it behaves, by the number of the rollout in its group or by the step.
+
+Standard library only.
+"""
 
 import json
 import os
@@ -23,7 +26,8 @@ def pause_at(point):
 
 task = json.loads(sys.argv[1])
 behaviours = task["do"]
-behaviour = behaviours[int(os.environ["KITESTRING_ROLLOUT"].rsplit("-", 1)[1]) % len(behaviours)]
+in_group, step = int(os.environ["KITESTRING_ROLLOUT"].rsplit("-", 1)[1]), int(os.environ["KITESTRING_STEP"]) - 1
+behaviour = behaviours[(step if task.get("by") == "step" else in_group) % len(behaviours)]
 if behaviour == "fail":
     sys.exit("I give up")
 if behaviour == "hog":

@@ -46,6 +46,11 @@ class Release:
             self.api.delete(NAMESPACE, NAME)
             self.api.until_gone(NAMESPACE, None, seconds=120, name=NAME)
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The chart's values as they are installed."""
+        return dict(self._values)
+
     def operators(self) -> list[str]:
         """Names of the operator's pods."""
         selector = "app.kubernetes.io/name=kitestring"

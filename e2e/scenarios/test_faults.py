@@ -84,11 +84,12 @@ def test_killed_parts_cost_no_rollout(
         run = runs.until_finished(namespace, "run", seconds=120)
 
     runs.assert_succeeded(run)
-    assert audited(namespace.kubectl, run, tmp_path, 5) == {names.CLASS_SUCCEEDED: 40}
     status, ledger = run["status"], Ledger(store, run)
+    ended = {rollout["rollout"]: rollout for step in range(1, 6) for rollout in ledger.commit(step)}
+    assert [one for one in ended.values() if one["class"] != names.CLASS_SUCCEEDED] == []
+    assert audited(namespace.kubectl, run, tmp_path, 5) == {names.CLASS_SUCCEEDED: 40}
     assert (status["step"], status["restarts"], status["rolloutsSucceeded"]) == (5, 1, 40)
     assert status.get("rolloutsExcluded", 0) == status.get("rolloutsFailed", 0) == 0
-    ended = {rollout["rollout"]: rollout for step in range(1, 6) for rollout in ledger.commit(step)}
     for rollout in ended.values():
         # whoever did not stop was done before anything was killed
         assert rollout["tries"] == 1 or not rollout["rollout"].endswith("-000"), rollout
