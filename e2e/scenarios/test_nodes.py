@@ -217,6 +217,59 @@ def test_deleted_jobs_and_runs(images: Images, namespace: Namespace, store: Obje
     namespace.until_gone(JOB, seconds=30, selector=names.LABEL_ROLLOUT)
 
 
+@pytest.mark.timeout(1200, func_only=True)
+def test_trainer_killed_in_mid_step_and_between_steps(
+    images: Images, namespace: Namespace, store: ObjectStore, tmp_path: Path
+) -> None:
+    """The trainer dies while rollouts run, and again while it makes an update: no rollout and no update is lost."""
+    nodes.require()
+    run = stopping_run(3)
+    run["spec"] |= {
+        "trainer": {"backend": "verl", "device": "cpu"},
+        "algorithm": {"maxRowTokens": {"prompt": 128, "response": 256}},
+        "checkpoints": {"every": 3, "keep": 1},
+    }
+    namespace.apply(stopping_pool(images), run)
+    with barrier.barrier(namespace, images) as gate:
+        gate.open("step-1")
+        gate.until("step-2", SLOTS, seconds=TRAINER_SECONDS)
+        crash_trainer(namespace, restarts=1)
+        gate.open("step-2")
+        runs.until_status(
+            namespace,
+            "run",
+            lambda status: status.get("message") == "step 2 of 3: the policy is updated",
+            "the update of step 2",
+            seconds=TRAINER_SECONDS,
+        )
+        before = Ledger(store, namespace.get(RUN, "run")).commit(2)
+        crash_trainer(namespace, restarts=2)
+        gate.open("step-3")
+        done = runs.until_finished(namespace, "run", seconds=TRAINER_SECONDS)
+    runs.assert_succeeded(done)
+    assert audited(namespace.kubectl, done, tmp_path, 3) == {names.CLASS_SUCCEEDED: 3 * ROLLOUTS}
+    assert (done["status"]["step"], done["status"]["restarts"]) == (3, 2)
+    ledger = Ledger(store, done)
+    assert ledger.commit(2) == before, "what was committed is what was trained"
+    tries = {rollout["rollout"]: rollout["tries"] for rollout in before}
+    assert all(count == 1 for name, count in tries.items() if name.endswith("-000")), "who was done is not run again"
+    assert len(ledger.keys("state/incarnations/")) == 3
+    assert "checkpoints/step-000003/manifest.json" in ledger.keys("checkpoints/step-000003/")
+
+
+def crash_trainer(namespace: Namespace, *, restarts: int) -> None:
+    """Kill the trainer's process, and wait until the run has noticed."""
+    selector = f"{names.LABEL_RUN}=run,{names.LABEL_COMPONENT}={names.COMPONENT_TRAINER}"
+    (pod,) = (pod for pod in namespace.pods(selector) if pod["status"]["phase"] == "Running")
+    nodes.crash(pod, "trainer")
+    runs.until_status(
+        namespace, "run", lambda status: status.get("restarts") == restarts, f"restart {restarts}", seconds=60
+    )
+
+
+TRAINER_SECONDS = 300.0
+"""Until a trainer that learns is there and has made what is asked for."""
+
 # --- What they share ---
 
 JUDGE = {"name": "judge", "train": False, "endpoint": {"url": "http://judge.invalid/v1", "model": "judge"}}
