@@ -109,6 +109,9 @@ def _trainer_ready(observed: Observed, course: Course) -> Aspect:
         if observed.trainer.age_seconds < ANSWER_SECONDS:
             return Aspect(ConditionType.TRAINER_READY, True, names.REASON_RUNNING)
         return Aspect(ConditionType.TRAINER_READY, False, names.REASON_RUNNING, "the trainer does not answer")
+    if course.phase is Phase.RUNNING and any(map(is_ready, pods_of(observed, names.COMPONENT_TRAINER))):
+        # asked for nothing yet by this operator, but ready by its own probe: a new operator changes nothing
+        return Aspect(ConditionType.TRAINER_READY, True, names.REASON_RUNNING)
     return _not_ready(
         ConditionType.TRAINER_READY, pods_of(observed, names.COMPONENT_TRAINER), "it has not answered yet"
     )

@@ -211,15 +211,15 @@ def _to_start(
 
 
 def _live(context: RunContext) -> dict[str, Any]:
-    """Body of PUT /run/v1/live."""
+    """Body of PUT /run/v1/live. A run without a model of its own has no policy servers to speak of."""
     gateway = identity.gateway_name(context.name)
+    servers = [
+        url for policy in context.spec.trained_policies for url in configs.policy_server_urls(context, policy.name)
+    ]
     return {
         "steps": context.spec.steps,
-        "policy_servers": [
-            url for policy in context.spec.trained_policies for url in configs.policy_server_urls(context, policy.name)
-        ],
         "gateways": pod.pod_urls(context, gateway, context.spec.gateway.replicas, names.PORT_GATEWAY_ADMIN),
-    }
+    } | ({"policy_servers": servers} if servers else {})
 
 
 def _ttl_left(observed: Observed, way: Course) -> float | None:

@@ -217,7 +217,7 @@ def _seconds_to_restart(observed: Observed, seen: Course) -> float:
 
 def _activity(observed: Observed) -> str:
     if observed.trainer is None:
-        return "the trainer does not answer just now"
+        return str(observed.status.get("message") or "")  # what it said before this operator was there
     said = observed.trainer.status
     words = {
         "Validating": "validating",

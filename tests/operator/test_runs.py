@@ -292,6 +292,24 @@ async def test_sizes_and_steps_change_while_it_runs(world: World) -> None:
     assert (found["status"]["replicas"], found["status"]["runs"], found["status"]["users"]) == (5, 1, ["calculator"])
 
 
+async def test_of_policy_servers_nothing_is_said_where_there_are_none(world: World) -> None:
+    served_elsewhere = {"name": "policy", "train": False, "endpoint": {"url": "http://models:8000/v1", "model": "m"}}
+    await running(world, policies=[served_elsewhere])
+    assert world.there("StatefulSet") == {"calculator-gateway"}
+    assert world.trainers.told_live[-1].keys() == {"steps", "gateways"}
+
+
+async def test_another_operator_changes_nothing_before_it_has_asked(world: World) -> None:
+    await running(world)
+    before = len(world.cluster.writes)
+    another = World(cluster=world.cluster)
+    await another.controller.resync()
+    for kind in ("TrainingRun", "RolloutPool"):
+        for item in list(another.cache.of_kind(kind)):
+            await another.look(item)
+    assert world.cluster.writes[before:] == []
+
+
 async def test_a_deleted_run_is_left_to_the_garbage_collector(world: World) -> None:
     await running(world)
     before = len(world.cluster.writes)
