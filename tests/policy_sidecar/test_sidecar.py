@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from kitestring_api.errors import UserMistakeError
 from kitestring_rollout.policy_sidecar.process import running
+from kitestring_rollout.policy_sidecar.versions import Versions
+from kitestring_rollout.storage import ObjectStore
 from kitestring_rollout.storage.published_weights import CURRENT
 from tests.policy_sidecar.conftest import Pod
 
@@ -52,6 +55,41 @@ async def test_no_call_reaches_weights_that_are_not_of_the_run(make_pod: MakePod
         pod.publish("1.0")
         await pod.ready()
     assert not [body for body in pod.engine.bodies if body.get("max_tokens") == 2]
+
+
+async def test_a_push_while_the_first_weights_come_leaves_no_link_to_nothing(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = await make_pod()
+    await pod.engine.kill()  # it starts on the link
+    begun, go_on, bring = threading.Event(), threading.Event(), Versions.bring
+
+    def slow(self: Versions, store: ObjectStore, version: str) -> None:
+        begun.set()
+        go_on.wait(20)
+        bring(self, store, version)
+
+    monkeypatch.setattr(Versions, "bring", slow)
+    async with pod.sidecar():
+        await asyncio.to_thread(begun.wait, 20)
+        pod.publish("1.1")
+        pushing = asyncio.create_task(pod.push("1.1"))
+        await pod.until(lambda: _is(pod, "1.1"))
+        go_on.set()
+        await pod.until(lambda: _linked(pod))
+        assert (pod.folder / "initial").resolve(strict=True).name == "1.0"
+        assert (await pushing)[0] == 503
+        await pod.engine.start()
+        await pod.ready()
+    assert pod.engine.weights == "w1.1"
+
+
+async def _is(pod: Pod, current: str) -> bool:
+    return pod.keeper.current == current
+
+
+async def _linked(pod: Pod) -> bool:
+    return pod.keeper.linked
 
 
 async def test_mistakes_of_the_config_are_said_in_one_line(make_pod: MakePod, tmp_path: Path) -> None:

@@ -118,17 +118,19 @@ class Keeper:
         while True:
             try:
                 await self._read_current()
-                if self.current is not None:
+                # a trainer may tell of a later one meanwhile: the server starts on what is there
+                version = self.current
+                if version is not None:
                     async with self._lock:
-                        await in_daemon(self._versions.bring, self._store, self.current)
+                        await in_daemon(self._versions.bring, self._store, version)
                     break
             except PROBLEMS as error:
                 failures += 1
                 _log.warning("the first weights are not there yet: %s", error)
             await asyncio.sleep(self._backoff(failures))
-        self._versions.link(self.current)
+        self._versions.link(version)
         self.linked = True
-        _log.info("version %s is there; the server starts on it", self.current)
+        _log.info("version %s is there; the server starts on it", version)
 
     async def _watch_server(self) -> None:
         while True:
