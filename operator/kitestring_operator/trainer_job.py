@@ -25,6 +25,8 @@ from kitestring_operator.run_report import Count, RolloutCounts, ValidationResul
 
 CONTAINER: Final = "trainer"
 """The container whose termination message is the result of the run."""
+_OWN: Final = frozenset({CONTAINER, "fetch"})
+"""Containers whose exit codes have our meaning; a template may have brought others."""
 MESSAGE_LENGTH: Final = 1024
 
 _WELL: Final = ("Complete", "SuccessCriteriaMet")
@@ -177,7 +179,8 @@ def _end(job: Manifest, pods: Sequence[Manifest]) -> TrainerEnd | None:
 def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd:
     """Which of the pods' ends decides: a verdict of the trainer itself, then the cluster's doing, then the first."""
     found = [(pod, end) for pod in sorted(pods, key=_index) for end in ends(pod)]
-    for pod, end in found:
+    own = [(pod, end) for pod, end in found if end.container in _OWN]
+    for pod, end in own:
         if end.exit_code in (names.EXIT_USER, names.EXIT_RUN_FAILED):
             result = parse_result(end.message)
             reason = names.REASON_ERROR if result is None else result.reason
@@ -190,12 +193,11 @@ def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd
             message = _readable(f"pod {pod['metadata']['name']} was taken away: {why}")
             name = str(pod["metadata"]["name"])
             return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, failed_at, pod=name)
-    for pod, end in found:
-        if end.exit_code == names.EXIT_STOPPED:
+    if found:
+        pod, end = min(own or found, key=_first_by_itself)
+        if end.container in _OWN and end.exit_code == names.EXIT_STOPPED:
             message = f"pod {pod['metadata']['name']} was told to stop"
             return _of_container(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, pod, end)
-    if found:
-        pod, end = min(found, key=lambda item: item[1].finished_at or _LATEST)
         return _of_container(EndKind.LOST, names.REASON_TRAINER_LOST, _described(pod, end), pod, end)
     for pod in pods:
         status = pod.get("status") or {}
@@ -205,6 +207,13 @@ def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd
             return TrainerEnd(EndKind.LOST, names.REASON_TRAINER_LOST, message, failed_at, pod=name)
     # Nothing is left of it, so someone or something removed its pod: a trainer that ends by itself leaves one.
     return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, "its pod was removed", failed_at)
+
+
+def _first_by_itself(item: tuple[Manifest, ContainerEnd]) -> tuple[datetime, bool]:
+    """When one machine's trainer ends, Kubernetes tells the others to stop, maybe in the same second: they did not end
+    first."""
+    _, end = item
+    return end.finished_at or _LATEST, end.exit_code == names.EXIT_STOPPED
 
 
 def _of_container(kind: EndKind, reason: str, message: str, pod: Manifest, end: ContainerEnd) -> TrainerEnd:

@@ -25,9 +25,11 @@ def pod(
     reason: str = "Error",
     message: str = "",
     container: str = "trainer",
+    second: int | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": f"2026-01-01T00:00:0{index + 1}Z"}
+    at = f"2026-01-01T00:00:0{index + 1 if second is None else second}Z"
+    ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": at}
     where = "initContainerStatuses" if container == "fetch" else "containerStatuses"
     states = [] if code is None else [{"name": container, "state": {"terminated": ended}}]
     labels = {"batch.kubernetes.io/job-completion-index": str(index)}
@@ -36,6 +38,13 @@ def pod(
         "metadata": {"name": f"r-trainer-1-{index}", "labels": labels},
         "status": {where: states, **status},
     }
+
+
+def with_sidecar(one: dict[str, Any], code: int) -> dict[str, Any]:
+    """The pod with a sidecar of the user's, which ended before everything else."""
+    ended = {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
+    states = [{"name": "proxy", "state": {"terminated": ended}}]
+    return one | {"status": one["status"] | {"initContainerStatuses": states}}
 
 
 def end(*pods: dict[str, Any], conditions: tuple[str, ...] = ("Failed",)) -> Any:
@@ -87,6 +96,19 @@ RESULT = json.dumps({"phase": "Failed", "reason": "InvalidTasks", "message": "no
             "pod r-trainer-1-1 was taken away",
         ),
         ([pod(1, index=1), pod(134, index=0)], EndKind.LOST, "TrainerLost", "pod r-trainer-1-0 ended with code 134"),
+        # one that crashed has the others told to stop: that is no disruption, which would never be counted
+        ([pod(1), pod(143, index=1)], EndKind.LOST, "TrainerLost", "pod r-trainer-1-0 ended with code 1"),
+        ([pod(1, second=3), pod(143, index=1, second=3)], EndKind.LOST, "TrainerLost", "ended with code 1"),
+        ([pod(143), pod(1, index=1)], EndKind.DISRUPTED, "TrainerLost", "pod r-trainer-1-0 was told to stop"),
+        # what a template brought besides has exit codes of its own
+        (
+            [with_sidecar(pod(137, reason="OOMKilled"), 143)],
+            EndKind.LOST,
+            "TrainerLost",
+            "container trainer of pod r-trainer-1-0 ended with code 137 (OOMKilled)",
+        ),
+        ([with_sidecar(pod(1), 2)], EndKind.LOST, "TrainerLost", "container trainer"),
+        ([with_sidecar(pod(None), 3)], EndKind.LOST, "TrainerLost", "container proxy"),
     ],
 )
 def test_a_failure(pods: list[dict[str, Any]], kind: EndKind, reason: str, message: str) -> None:
