@@ -37,6 +37,7 @@ from kitestring_operator.parts.pod import (
     scratch_volume,
     secret_volume,
 )
+from kitestring_operator.rollouts.template import check
 from kitestring_operator.rollouts.worker_config import (
     CREDENTIAL,
     CREDENTIAL_FOLDER,
@@ -95,12 +96,14 @@ def rollout_pod(
 ) -> Manifest:
     """PodTemplateSpec, but for its restart policy. `image` and `asked` are the task's word for the container `agent`.
 
-    `further` are labels. Raises OverlayRefusedError when the installation's template takes a part of ours away.
+    `further` are labels. Raises OverlayRefusedError when the installation's template takes a part of ours away, or no
+    pod can be made of the pool's.
     """
     ours = overlaid(
         _ours(context, files), context.settings.default_templates.rollout, field="settings.defaultTemplates.rollout"
     )
     template = context.pool.template.manifest()
+    check(template, (_CONFIG, _KEYS, _SOCKET, _LAUNCHER))
     made = merged(ours, template)
     labels = identity.labels(context, names.COMPONENT_ROLLOUT, {names.LABEL_POOL: context.pool_name, **further})
     metadata = made.get("metadata", {})
