@@ -13,7 +13,7 @@ from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
 from kitestring_operator import rollouts
 from kitestring_operator.cluster.cache import EventType, ObjectCache, RunKey, run_of
-from kitestring_operator.cluster.errors import ClusterError
+from kitestring_operator.cluster.errors import ClusterError, NotLeadingError
 from kitestring_operator.cluster.kinds import KINDS, LISTED, RESOURCES, WATCHED
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.desired import desired
@@ -21,7 +21,7 @@ from kitestring_operator.effects import Effects
 from kitestring_operator.memory import RunMemory
 from kitestring_operator.metrics import Metrics
 from kitestring_operator.observation import Observation
-from kitestring_operator.observed import Manifest, ObjectRef
+from kitestring_operator.observed import Event, Manifest, ObjectRef
 from kitestring_operator.settings import Settings
 from kitestring_operator.work_queue import WorkQueue
 
@@ -159,7 +159,11 @@ class Controller:
     # --- What is done ---------------------------------------------------------------------------------------------
 
     async def work(self) -> None:
-        """Look at one resource after the other, until cancelled. Raises NotLeadingError; a bug ends it as well."""
+        """Look at one resource after the other, until cancelled. Raises NotLeadingError.
+
+        A bug that one resource meets does not end the work on the others, whoever's they are: it is logged, counted
+        (outcome `bug`), said under the resource, and met again after a growing wait.
+        """
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._work())
@@ -179,10 +183,23 @@ class Controller:
                 outcome = "failed"
                 wait = self._queue.retry(key)
                 log.warning("%s %s/%s: %s; again in %.1f s", *key, error, wait)
+            except NotLeadingError:
+                raise
+            except Exception as error:  # the boundary of one resource
+                outcome = "bug"
+                wait = self._queue.retry(key)
+                log.exception("%s %s/%s: an error of the operator; again in %.1f s", *key, wait)
+                await self._say_bug(key, error)
             finally:
                 del self._begun[key]
                 self._queue.done(key)
             self._metrics.reconcile_seconds.labels(key.kind, outcome).observe(time.monotonic() - started)
+
+    async def _say_bug(self, key: Key, error: Exception) -> None:
+        about = self._cache.get(key.ref)
+        if about is not None:
+            message = f"an error of the operator, whose log has the traceback: {type(error).__name__}: {error}"
+            await self._effects.say(about, Event("Warning", names.REASON_ERROR, message[:1024]))
 
     async def reconcile_run(self, key: Key) -> float | None:
         """Make a run what it is to be. Seconds after which something falls due, if anything. Raises ClusterError."""

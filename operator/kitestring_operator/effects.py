@@ -81,17 +81,24 @@ class Effects:
                     return 0.0
                 failed = failed or error
         if isinstance(failed, ForbiddenError):
+            memory.hindrance = f"{failed}; give the operator this right, or make room in the namespace's quota"
             await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(failed)[:1024]))
         if failed is not None:
             raise failed
         known = [wait for wait in waits if wait is not None]
         return min(known) if known else None
 
+    async def say(self, about: Manifest, event: Event) -> None:
+        """Tell who looks at a resource."""
+        await self._events.say(about, event)
+
     # --- Objects --------------------------------------------------------------------------------------------------
 
     async def _make(self, observed: Observed, decision: Desired, memory: RunMemory) -> float | None:
+        memory.hindrance = None
         for secret in decision.generated_secrets:
             if not await self._generate(observed, secret):
+                memory.hindrance = _occupied(KINDS["Secret"].ref(observed.namespace, secret.name))
                 return OCCUPIED_SECONDS
         wait = None
         for change in changes(decision.objects, self._cache.get, observed.uid):
@@ -101,14 +108,13 @@ class Effects:
                     if is_rollouts and not self._jobs.take():
                         return self._jobs.wait_seconds()
                     if not await self._apply(observed, manifest, is_new=is_new):
-                        wait = OCCUPIED_SECONDS
+                        memory.hindrance, wait = _occupied(ObjectRef.of(manifest)), OCCUPIED_SECONDS
                     elif is_rollout_job(manifest) and memory.trainer is not None:
                         memory.trainer.has_executor(*rollout_of(manifest))
                 case Resize(ref, patch):
                     self._saw(await self._cluster.patch(ref, patch))
                 case Occupied(ref):
-                    log.info("%s %s/%s belongs to something else; waiting", ref.kind, ref.namespace, ref.name)
-                    wait = OCCUPIED_SECONDS
+                    memory.hindrance, wait = _occupied(ref), OCCUPIED_SECONDS
         return wait
 
     async def _apply(self, observed: Observed, manifest: Manifest, *, is_new: bool) -> bool:
@@ -183,7 +189,6 @@ class Effects:
             except TrainerRefusedError as error:
                 memory.trainer.live = decision.live  # the same words would be refused again
                 await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(error)[:1024]))
-        told = True
         memory.told_lost &= {(lost.rollout, lost.number) for lost in decision.lost}
         for lost in decision.lost:
             if (lost.rollout, lost.number) in memory.told_lost:
@@ -192,12 +197,11 @@ class Effects:
                 await self._trainers.lost(observed, memory, lost)
             except TrainerSilentError as error:
                 log.info("%s", error)
-                told = False
-                continue
+                return False  # nor would it hear of the others
             except TrainerRefusedError as error:
                 log.info("%s", error)  # it knows no such rollout: a trainer that started since
             memory.told_lost.add((lost.rollout, lost.number))
-        return told
+        return True
 
     # --- The queue ------------------------------------------------------------------------------------------------
 
@@ -253,6 +257,13 @@ def generations(observed: Observed) -> tuple[int, int]:
     """Of run and pool: what was asked for."""
     pool = 0 if observed.pool is None else observed.pool.metadata.generation or 0
     return observed.generation, pool
+
+
+def _occupied(ref: ObjectRef) -> str:
+    return (
+        f"{ref.kind} {ref.name} is there already and is not of this run; it may be what a deleted run of this name "
+        "left, which goes by itself: else delete it, or give the run another name"
+    )
 
 
 def _random(secret: GeneratedSecret, keys: Iterable[str]) -> dict[str, str]:

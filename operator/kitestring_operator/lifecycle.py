@@ -102,7 +102,7 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
         return _stopping(observed, seen, gate)
     if refusal is not None:
         return _holding_on(seen, prior, refusal)
-    return _running(observed, seen, prior)
+    return _hindered(observed, _running(observed, seen, prior))
 
 
 def _final(observed: Observed, seen: Course, prior: Phase | None) -> Course | None:
@@ -188,6 +188,13 @@ def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
         may_start_trainer=wait <= 0 and not blocked and (trainer is None or not trainer.is_deleted),
         look_again_seconds=again,
     )
+
+
+def _hindered(observed: Observed, way: Course) -> Course:
+    """With what keeps a part from being made in place of what is waited for."""
+    if observed.hindrance is None or way.phase is Phase.RUNNING:
+        return way
+    return replace(way, message=observed.hindrance)
 
 
 def _with_trainer(observed: Observed, going: Course, prior: Phase | None) -> Course:

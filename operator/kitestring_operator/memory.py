@@ -69,6 +69,8 @@ class RunMemory:
     status_written_at: float | None = None
     refused: tuple[tuple[int, int], str] | None = None
     """Generations of run and pool for which the API server refused an object, and what it said."""
+    hindrance: str | None = None
+    """What kept an object from being made when that was last tried; None: nothing."""
     log: tuple[str, str] | None = None
     """uid of a trainer Job that ended badly, and the last lines of its pod."""
     queue_credential: str | None = None

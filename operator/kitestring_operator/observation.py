@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -13,6 +14,7 @@ from kitestring_api import consistency, names
 from kitestring_api.unsupported import refusals
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun, TrainingRunSpec
 from kitestring_operator.cluster.cache import ObjectCache
+from kitestring_operator.cluster.errors import ClusterError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.memory import RunMemory
@@ -28,6 +30,8 @@ MOST_PROBLEMS: Final = 5
 """Of a document that the models refuse; more would hide the first."""
 
 Document = TypeVar("Document", TrainingRun, RolloutPool)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Observation:
             flavors=await self._flavors(workload),
             priority=await self._priority(spec),
             unsupported=reading.unsupported,
+            hindrance=memory.hindrance,
         )
         return await self._with_log(observed, memory)
 
@@ -191,7 +196,12 @@ class Observation:
         if memory.log is None or memory.log[0] != newest.uid:
             pod = KINDS["Pod"].ref(observed.namespace, end.pod)
             container = end.container or CONTAINER
-            tail = await self._cluster.log_tail(pod, container, lines=LOG_LINES, limit_bytes=LOG_BYTES)
+            try:
+                tail = await self._cluster.log_tail(pod, container, lines=LOG_LINES, limit_bytes=LOG_BYTES)
+            except ClusterError as error:
+                # its node may be gone since: the run goes on without these lines
+                log.warning("%s", error)
+                tail = ""
             memory.log = (newest.uid, printable(tail))
         return replace(observed, trainer_log=memory.log[1])
 

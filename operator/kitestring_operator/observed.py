@@ -113,6 +113,8 @@ class Observed:
     """Value of the priority class that the run names, where it is queued."""
     unsupported: tuple[str, ...] = ()
     """Those of `problems` that another version may carry out (kitestring_api.unsupported)."""
+    hindrance: str | None = None
+    """What kept an object of the run from being made when that was last tried."""
     trainer_log: str = ""
     """Last lines of the newest trainer that ended badly, where its pod is still there."""
     _by_kind: Mapping[str, tuple[Manifest, ...]] = field(init=False, repr=False, compare=False)

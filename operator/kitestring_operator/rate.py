@@ -26,10 +26,6 @@ class TokenBucket:
         self._tokens -= 1.0
         return True
 
-    def give_back(self) -> None:
-        """A token that was taken and not used."""
-        self._tokens = min(self._most, self._tokens + 1.0)
-
     def wait_seconds(self) -> float:
         """Until there is a token again."""
         return max(0.0, (1.0 - self._tokens) / self._per_second)

@@ -89,7 +89,10 @@ class Trainers:
                 raise TrainerSilentError(str(error)) from error
             if secret is None or controller_uid(secret) != run.uid or QUEUE not in (secret.get("data") or {}):
                 raise TrainerSilentError(f"Secret {ref.namespace}/{ref.name} has no {QUEUE} of this run yet")
-            memory.queue_credential = base64.b64decode(secret["data"][QUEUE]).decode()
+            credential = base64.b64decode(secret["data"][QUEUE])
+            if not credential or not all(0x21 <= byte < 0x7F for byte in credential):  # somebody wrote over it
+                raise TrainerSilentError(f"Secret {ref.namespace}/{ref.name}: {QUEUE} is no credential")
+            memory.queue_credential = credential.decode()
         return memory.queue_credential
 
 

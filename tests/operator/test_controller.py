@@ -10,8 +10,10 @@ import pytest
 
 from kitestring_operator import controller as module
 from kitestring_operator.cluster.errors import NotLeadingError, UnavailableError
+from kitestring_operator.desired import desired
 from kitestring_operator.events import Events
-from kitestring_operator.observed import Event, Manifest, ObjectRef
+from kitestring_operator.observed import Desired, Event, Manifest, ObjectRef, Observed
+from kitestring_operator.settings import Settings
 from tests.operator.documents import pool, run, storage_secret
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.world import World, report, working
@@ -64,6 +66,27 @@ async def test_without_the_lease_the_loop_ends() -> None:
         async with asyncio.timeout(20):
             await world.controller.work()
     assert caught.group_contains(NotLeadingError)
+
+
+async def test_a_bug_that_one_run_meets_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(settings: Settings, observed: Observed) -> Desired:
+        if observed.name == "cursed":
+            raise KeyError("a bug")
+        return desired(settings, observed)
+
+    monkeypatch.setattr(module, "desired", broken)
+    world = World()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    world.cluster.put(run("cursed"))
+    world.cluster.put(run())
+    async with working(world):
+        world.deliver()
+        await world.cluster.until(lambda: "phase" in world.status())
+    (said,) = [event for event in world.cluster.of_kind("Event") if event["involvedObject"]["name"] == "cursed"]
+    assert said["type"] == "Warning" and "KeyError: 'a bug'" in said["message"]
+    counted = {"kind": "TrainingRun", "outcome": "bug"}
+    assert world.metrics.registry.get_sample_value("kitestring_operator_reconcile_seconds_count", counted)
 
 
 async def test_a_flood_of_pods_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from kitestring_api import names
 from kitestring_operator import identity
-from kitestring_operator.observed import WantedRollout
+from kitestring_operator.observed import LostRollout, WantedRollout
+from kitestring_operator.trainer_client import TrainerSilentError
 from tests.operator.documents import SETTINGS, pool, run, storage_secret
 from tests.operator.world import World, report
 
@@ -69,6 +70,25 @@ async def test_a_job_that_failed_is_told_before_it_goes() -> None:
         ("a", 1, "Infrastructure")
     ]
     assert rollouts_of(world) == set()
+
+
+async def test_a_silent_queue_is_asked_once_however_much_it_is_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = await world_of()
+    world.trainers.wants = wanted("a", "b")
+    await world.settle()
+    asked: list[str] = []
+
+    async def silent(url: str, credential: str, lost: LostRollout) -> None:
+        asked.append(lost.rollout)
+        raise TrainerSilentError(url)
+
+    monkeypatch.setattr(world.trainers, "lost", silent)
+    for name in ("a", "b"):
+        world.cluster.end_job(job_name(name), code=1)
+    world.deliver()
+    await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
+    assert len(asked) == 1
+    assert rollouts_of(world) == {job_name("a"), job_name("b")}
 
 
 async def test_creation_keeps_to_its_rate() -> None:

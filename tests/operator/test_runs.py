@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from kitestring_api import names
+from kitestring_operator.cluster.errors import ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.world import World, report
 
 
@@ -125,6 +127,50 @@ async def test_an_object_of_someone_else_is_never_touched(world: World) -> None:
     await world.look(made)
     there = world.cluster.find("ConfigMap", "calculator-config")
     assert there is not None and there["data"] == {"mine": "1"}
+    world.forget_pace()
+    await world.look(world.cache.get(KINDS["TrainingRun"].ref(NAMESPACE, "calculator")) or made)
+    assert "ConfigMap calculator-config is there already and is not of this run" in world.status()["message"]
+    world.cluster.remove(KINDS["ConfigMap"].ref(NAMESPACE, "calculator-config"))
+    await world.settle()
+    assert world.status()["message"] == "parts are being started"
+
+
+async def test_a_right_that_the_operator_lacks_is_said_in_the_status(world: World) -> None:
+    class Forbidding(FakeCluster):
+        async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+            if manifest["kind"] == "NetworkPolicy":
+                raise ForbiddenError("apply NetworkPolicy team-a/x", 403, "exceeded quota")
+            return await super().apply(manifest)
+
+    world = World(cluster=Forbidding())
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    world.cluster.put(run())
+    world.deliver()
+    for _ in range(2):
+        world.forget_pace()
+        with pytest.raises(ForbiddenError):
+            await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
+    assert world.status()["phase"] == "Starting"
+    assert "exceeded quota" in world.status()["message"]
+
+
+async def test_a_log_that_cannot_be_had_keeps_no_trainer_from_its_restart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of a trainer that crashed is lost since: the API server cannot ask its kubelet."""
+    monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
+
+    async def away(*_: object, **__: object) -> str:
+        raise UnavailableError("log Pod", 502, "no route to host")
+
+    monkeypatch.setattr(world.cluster, "log_tail", away)
+    await running(world)
+    world.cluster.end_job("calculator-trainer-1", code=1)
+    world.trainers.says = None
+    await world.settle()
+    assert "calculator-trainer-2" in world.there("Job")
+    assert "ended with code 1" in world.status()["lastError"]
 
 
 async def test_suspend_ends_the_trainer_and_the_agents_first(world: World) -> None:
