@@ -167,12 +167,14 @@ def granted(role: Manifest) -> set[Right]:
 
 def test_the_operator_may_do_what_the_table_says_and_nothing_else(render: Render) -> None:
     objects = render()
-    (binding,) = of_kind(objects, "ClusterRoleBinding")
     roles = {item["metadata"]["name"]: item for item in of_kind(objects, "ClusterRole")}
-    assert granted(roles[binding["roleRef"]["name"]]) == documented_rights("served")
+    bound = {item["roleRef"]["name"] for item in of_kind(objects, "ClusterRoleBinding")}
+    assert bound == {"kitestring", "kitestring-cluster"}
+    assert granted(roles["kitestring"]) == documented_rights("served")
+    assert granted(roles["kitestring-cluster"]) == documented_rights("cluster")
     (own,) = of_kind(objects, "Role")
     assert granted(own) == documented_rights("own")
-    assert "*" not in str(roles[binding["roleRef"]["name"]]["rules"]) + str(own["rules"])
+    assert "*" not in str([roles[name]["rules"] for name in bound]) + str(own["rules"])
 
 
 def test_the_operator_may_list_and_watch_what_it_lists_and_watches_and_nothing_else() -> None:
@@ -189,7 +191,8 @@ def test_the_operator_may_list_and_watch_what_it_lists_and_watches_and_nothing_e
 
 def test_with_namespaces_nothing_is_granted_elsewhere(render: Render) -> None:
     objects = render("namespaces={a,b}")
-    assert not of_kind(objects, "ClusterRoleBinding")
+    (everywhere,) = of_kind(objects, "ClusterRoleBinding")
+    assert everywhere["roleRef"]["name"] == "kitestring-cluster", "reads what lies in no namespace"
     roles = {(item["metadata"]["namespace"], item["metadata"]["name"]): item for item in of_kind(objects, "Role")}
     assert set(roles) == {("a", "kitestring"), ("b", "kitestring"), ("system", "kitestring-own")}
     assert granted(roles["a", "kitestring"]) == granted(roles["b", "kitestring"]) == documented_rights("served")
