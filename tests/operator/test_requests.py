@@ -144,15 +144,17 @@ async def test_delete_is_of_one_object_only(server: Server, cluster: RequestedCl
         await cluster.delete(POD, uid="u")
 
 
-async def test_lists_are_read_by_pages(server: Server, cluster: RequestedCluster) -> None:
-    page = {"metadata": {"continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
+async def test_lists_are_read_by_pages_and_trimmed(server: Server, cluster: RequestedCluster) -> None:
+    bulky = {"metadata": {"name": "a", "managedFields": [{}]}, "spec": {"parallelism": 2, "template": {"spec": {}}}}
+    page = {"metadata": {"continue": "more"}, "items": [bulky]}
     server.answers = [(200, page), (200, {"metadata": {}, "items": [{"metadata": {"name": "b"}}]})]
     found = await cluster.list("Job", None, "a=b")
     assert [(item["kind"], item["apiVersion"], item["metadata"]["name"]) for item in found] == [
         ("Job", "batch/v1", "a"),
         ("Job", "batch/v1", "b"),
     ]
-    assert server.asked[0][1] == "/apis/batch/v1/jobs?limit=500&labelSelector=a%3Db"
+    assert found[0]["metadata"] == {"name": "a"} and found[0]["spec"] == {"parallelism": 2}
+    assert server.asked[0][1] == "/apis/batch/v1/jobs?limit=100&labelSelector=a%3Db"
     assert server.asked[1][1].endswith("&continue=more")
 
 

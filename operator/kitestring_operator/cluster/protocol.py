@@ -52,7 +52,10 @@ class Cluster(Protocol):
         ...
 
     async def list(self, kind: str, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """All objects of a kind that the label selector selects, read by pages; `namespace=None`: of all namespaces."""
+        """All objects of a kind that the label selector selects; `namespace=None`: of all namespaces.
+
+        They are read by pages, and of each is kept what `trimmed` keeps.
+        """
         ...
 
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:

@@ -33,6 +33,7 @@ from kitestring_operator.cluster.errors import (
 )
 from kitestring_operator.cluster.kinds import KINDS, path_of
 from kitestring_operator.cluster.protocol import Propagation
+from kitestring_operator.cluster.trimmed import trimmed
 from kitestring_operator.metrics import Metrics
 from kitestring_operator.observed import Manifest, ObjectRef
 
@@ -41,8 +42,8 @@ THREADS: Final = 8
 TIMEOUT_SECONDS: Final = (5.0, 30.0)
 """Of a request: to connect, to read."""
 TRIES: Final = 4
-PAGE: Final = 500
-"""Objects in one page of a list."""
+PAGE: Final = 100
+"""Objects in one page of a list: one page at a time is in memory, and a pod takes fifty kilobytes there."""
 
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
@@ -155,7 +156,7 @@ class RequestedCluster:
             if page is None:
                 raise RefusedError(f"list {request.what}", HTTPStatus.NOT_FOUND, "the cluster does not know this kind")
             for item in page.get("items") or ():
-                found.append(_stripped({"apiVersion": entry.api_version, "kind": kind} | item))
+                found.append(trimmed({"apiVersion": entry.api_version, "kind": kind} | item))
             token = page["metadata"].get("continue", "")
             if not token:
                 return found
