@@ -170,7 +170,7 @@ class Effects:
             else:
                 self._cache.forget(ref, uid)  # no event will tell
             if is_rollout_job(known) and memory.trainer is not None:
-                memory.trainer.over[rollout_of(known)] = asyncio.get_running_loop().time()
+                memory.trainer.has_lost_executor(*rollout_of(known), asyncio.get_running_loop().time())
 
     def _saw(self, manifest: Manifest | None) -> None:
         if manifest is not None:

@@ -52,6 +52,11 @@ class TrainerMemory:
         """A Job was made for the rollout: it waits no longer, until a later answer says so again."""
         self.wanted = tuple(entry for entry in self.wanted if (entry.rollout, entry.number) != (rollout, number))
 
+    def has_lost_executor(self, rollout: str, number: int, now: float) -> None:
+        """The Job of a rollout is deleted. One that never leased it has left it waiting in all answers until now."""
+        self.over[rollout, number] = now
+        self.has_executor(rollout, number)
+
     def status(self, now: float) -> dict[str, Any] | None:
         """The report with what the operator knows of the pace, as plain data."""
         if self.report is None:

@@ -142,7 +142,9 @@ def test_an_old_answer_does_not_bring_a_rollout_back() -> None:
     assert memory.asked_for((one, two), 1.0)
     memory.has_executor("one", 1)
     assert memory.wanted == (two,)
-    memory.over["one", 1] = 5.0
+    assert memory.asked_for((one, two), 4.5), "nobody has leased it yet"
+    memory.has_lost_executor("one", 1, 5.0)
+    assert memory.wanted == (two,)
     assert not memory.asked_for((one, two), 4.0), "asked before its Job was gone"
     assert memory.wanted == (two,)
     assert memory.asked_for((one, two), 6.0), "it waits again"
