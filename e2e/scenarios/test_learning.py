@@ -1,0 +1,91 @@
+"""What all of it is for: one file is applied, and the policy gets better."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.harness import runs
+from e2e.harness.api import Object
+from e2e.harness.audit import audited
+from e2e.harness.images import Images
+from e2e.harness.kinds import POD, RUN
+from e2e.harness.kubectl import CommandFailed, Kubectl
+from e2e.harness.namespace import Namespace
+from e2e.node import layout
+from kitestring_api import names
+from kitestring_operator.identity import run_id
+from kitestring_rollout.storage import ObjectStore
+from kitestring_rollout.storage.manifest import fetch_folder
+from tests.examples.conditions import argo_verdict, wait_is_over
+
+pytestmark = pytest.mark.core
+
+EXAMPLE = layout.REPOSITORY / "examples" / "calculator" / "trainingrun.yaml"
+ARGO = layout.REPOSITORY / "examples" / "argo" / "workflow.yaml"
+FINISHED_SECONDS = 900
+GAIN = 0.35
+"""By which the reward of sampled validation grows; some 0.65 to 0.75 on an idle machine."""
+
+
+@pytest.mark.timeout(FINISHED_SECONDS + 300, func_only=True)
+def test_calculator_learns(
+    kubectl: Kubectl, images: Images, namespace: Namespace, store: ObjectStore, tmp_path: Path
+) -> None:
+    """As the README says: apply the example, wait for Finished, and the checkpoint lies in object storage."""
+    text = EXAMPLE.read_text().replace("kitestring/calculator-agent:0.1.0", images.agent)
+    assert images.agent in text
+    namespace.kubectl("apply", "--filename", "-", stdin=text)
+    verdicts = _verdicts()
+    assert verdicts(namespace.get(RUN, "calculator")) == ("waiting", False)
+
+    wait = ("wait", "--for=condition=Finished", "trainingrun/calculator", f"--timeout={FINISHED_SECONDS}s")
+    try:
+        namespace.kubectl(*wait, seconds=FINISHED_SECONDS + 10)
+    except CommandFailed as error:
+        pytest.fail(f"{error}\n{namespace.kubectl('get', 'trainingrun/calculator', '--output', 'yaml')}")
+
+    run = namespace.get(RUN, "calculator")
+    runs.assert_succeeded(run)
+    assert verdicts(run) == ("succeeded", True)
+    status = run["status"]
+    assert status["step"] == status["steps"] == 12
+    assert status["validation"] - status["validationBefore"] >= GAIN, status
+    assert (status["rolloutsRunning"], status["rolloutsFailed"], status["restarts"]) == (0, 0, 0)
+    _assert_printed(namespace)
+    assert audited(kubectl, run, tmp_path, 12)[names.CLASS_SUCCEEDED] == 12 * 16 * 8
+    _assert_usable(store, run, tmp_path / "checkpoint")
+    namespace.until_gone(POD, seconds=120, selector=f"{names.LABEL_COMPONENT}!={names.COMPONENT_TRAINER}")
+
+
+def _verdicts() -> Callable[[Object], tuple[str, bool]]:
+    """What Argo, by the conditions of examples/argo, and `kubectl wait` make of a run."""
+    templates = yaml.safe_load(ARGO.read_text())["spec"]["templates"]
+    train = next(template["resource"] for template in templates if template["name"] == "train")
+
+    def verdicts(run: Object) -> tuple[str, bool]:
+        return argo_verdict(train, run), wait_is_over("Finished", run)
+
+    return verdicts
+
+
+def _assert_printed(namespace: Namespace) -> None:
+    """`kubectl get` shows at a glance how the run ended."""
+    head, line = namespace.kubectl("get", "trainingruns").splitlines()
+    assert head.split()[:6] == ["NAME", "PHASE", "STEP", "STEPS", "REWARD", "VALIDATION"]
+    assert re.match(r"calculator\s+Succeeded\s+12\s+12\s+0\.\d+\s+0\.\d+\s", line), line
+
+
+def _assert_usable(store: ObjectStore, run: Object, folder: Path) -> None:
+    """The checkpoint that the status names is an ordinary Hugging Face folder."""
+    identity = run_id(run["metadata"]["name"], run["metadata"]["uid"])
+    checkpoint = run["status"]["checkpoint"]
+    assert re.fullmatch(rf"s3://[^/]+/{identity}/checkpoints/step-000012/", checkpoint), checkpoint
+    fetch_folder(store, checkpoint.split("/", 3)[3], folder)
+    load = "import sys, transformers as t; t.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    subprocess.run([str(layout.VENV / "bin" / "python"), "-c", load, str(folder)], check=True, timeout=120)
