@@ -94,6 +94,11 @@ def test_an_agent_that_fails_may_count_as_zero(world: World) -> None:
     ("change", "klass", "reason"),
     [
         ({"ended": "signalled", "exit_code": None, "signal": 11}, "AgentFailed", "ended by signal 11"),
+        (
+            {"ended": "signalled", "exit_code": None, "signal": 9, "message": "its guardian died", "log_tail": "x"},
+            "AgentFailed",
+            "ended by signal 9: its guardian died",
+        ),
         ({"ended": "deadline", "exit_code": None}, "TimedOut", "no end within 60 s"),
     ],
 )

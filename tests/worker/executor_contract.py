@@ -107,6 +107,19 @@ class ExecutorContract:
         finish = await self.run(start_executor, queue, "import os; os.kill(os.getpid(), 11)")
         assert (finish.ended, finish.exit_code, finish.signal) == ("signalled", None, 11)
 
+    @pytest.mark.parametrize("code", ["raise SystemExit('no gateway')", "import time; time.sleep(600)"])
+    async def test_failure_where_no_gateway_can_be_reached(
+        self, start_executor: StartExecutor, queue: FakeQueue, code: str
+    ) -> None:
+        lease = {"base_url": "http://gateway.invalid:8080/r/token", "deadline_seconds": 2.0}
+        finish = await self.run(start_executor, queue, code, lease=lease)
+        assert finish.ended == "cutOff"
+        assert (finish.message or "").startswith("gateway.invalid cannot be reached from the agent's side: ")
+
+    async def test_success_needs_no_gateway(self, start_executor: StartExecutor, queue: FakeQueue) -> None:
+        lease = {"base_url": "http://gateway.invalid:8080/r/token"}
+        assert (await self.run(start_executor, queue, "print('done')", lease=lease)).ended == "exited"
+
     async def test_deadline_asks_first(self, start_executor: StartExecutor, queue: FakeQueue) -> None:
         code = (
             "import signal, sys, time\n"

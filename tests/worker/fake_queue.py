@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 import uuid
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from aiohttp import web
@@ -34,7 +37,7 @@ def make_lease(task: dict[str, Any] | None = None, **fields: Any) -> Lease:
         "mode": "train",
         "task_index": 0,
         "task": {"question": "What is 6 * 7?"} if task is None else task,
-        "base_url": f"http://127.0.0.1:9/r/token-{attempt}",
+        "base_url": f"{answering()}/r/token-{attempt}",
         "token": f"token-{attempt}",
         "traceparent": f"00-{uuid.UUID(attempt).hex}-00f067aa0ba902b7-01",
         "model": "policy",
@@ -43,6 +46,24 @@ def make_lease(task: dict[str, Any] | None = None, **fields: Any) -> Lease:
         **fields,
     }
     return Lease(**values)
+
+
+@functools.cache
+def answering() -> str:
+    """URL of something that answers, as a gateway does to whoever asks whether it can be reached."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"
 
 
 class FakeQueue:

@@ -54,7 +54,8 @@ class HeartbeatReply(Message):
     ttl_seconds: float
 
 
-EndKind = Literal["exited", "signalled", "deadline", "startFailed", "cancelled", "executorLost"]
+EndKind = Literal["exited", "signalled", "deadline", "cutOff", "startFailed", "cancelled", "executorLost"]
+"""cutOff: it failed, and its gateway could not be reached from where it ran."""
 
 
 class Finish(Message):

@@ -16,6 +16,7 @@ from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd, A
 from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
 from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
+from kitestring_rollout.worker.gateway_check import cut_off
 from kitestring_rollout.worker.program import PythonProgram
 from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused
 from kitestring_rollout.worker.running_agent import (
@@ -63,7 +64,7 @@ class Attempt:
             elif self._cancelled:
                 self._agent.cancel()
             end = await self._end(self._agent, start)
-            finish = self._report(end, has_output=start.output_bytes > 0)
+            finish = await self._excused(self._report(end, has_output=start.output_bytes > 0))
         except (TaskUndeliverable, CannotLaunch) as error:
             finish = self._finish("startFailed", str(error))
         except LauncherLost as error:
@@ -164,6 +165,17 @@ class Attempt:
             seconds=end.seconds,
             start_seconds=max(0.0, begun - self._leased_at),
         )
+
+    async def _excused(self, finish: Finish) -> Finish:
+        """An agent that failed where no gateway can be reached did not fail by itself."""
+        went_well = finish.ended == "exited" and finish.exit_code == 0
+        if went_well or self._gone or finish.ended not in ("exited", "signalled", "deadline"):
+            return finish
+        why = await cut_off(self.lease.base_url)
+        if why is None:
+            return finish
+        log.warning("attempt %s of %s: %s", *self._ids(), why)
+        return finish.model_copy(update={"ended": "cutOff", "message": why[:4096]})
 
     def _finish(self, ended: EndKind, message: str) -> Finish:
         seconds = time.monotonic() - self._leased_at

@@ -35,6 +35,8 @@ def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str |
             return CLASS_AGENT_FAILED, _with_last_words(f"ended by signal {finish.signal}", finish)
         case "deadline":
             return CLASS_TIMED_OUT, f"no end within {deadline_seconds:g} s"
+        case "cutOff":
+            return CLASS_INFRASTRUCTURE, _with_last_words(f"no gateway: {finish.message or 'no cause given'}", finish)
         case "startFailed":
             return CLASS_INFRASTRUCTURE, f"agent could not start: {finish.message or 'no cause given'}"
         case "cancelled":
