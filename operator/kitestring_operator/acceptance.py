@@ -37,6 +37,9 @@ def refusal(observed: Observed) -> Refusal | None:
         )
     if observed.missing:
         return Refusal(names.REASON_REFERENCE_NOT_FOUND, _lines([_said(entry) for entry in observed.missing]), True)
+    if observed.unread:
+        lines = [f"{line}; give the operator the right to read it, or mend what keeps it" for line in observed.unread]
+        return Refusal(names.REASON_ERROR, _lines(lines), True)
     return None
 
 

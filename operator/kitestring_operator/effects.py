@@ -80,8 +80,11 @@ class Effects:
                     memory.refused = (generations(observed), str(error))
                     return 0.0
                 failed = failed or error
+                if step == self._make and not isinstance(error, ConflictError):
+                    memory.hindrance = f"{error}; it is tried again"
         if isinstance(failed, ForbiddenError):
             memory.hindrance = f"{failed}; give the operator this right, or make room in the namespace's quota"
+        if failed is not None and not isinstance(failed, ConflictError):
             await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, str(failed)[:1024]))
         if failed is not None:
             raise failed

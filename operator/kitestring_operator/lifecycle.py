@@ -157,7 +157,8 @@ def _holding_on(seen: Course, prior: Phase | None, refusal: Refusal) -> Course:
     """What runs goes on, but nothing new can be made: its pool is gone, or a change cannot be carried out."""
     lost = seen.end is not None or seen.trainer is None
     phase = Phase.RESTARTING if lost else prior if prior in _HOLDING else Phase.STARTING
-    return replace(seen, phase=phase, reason=refusal.reason, message=refusal.message)
+    again = LOOK_AGAIN_SECONDS if refusal.may_mend_itself else None
+    return replace(seen, phase=phase, reason=refusal.reason, message=refusal.message, look_again_seconds=again)
 
 
 def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -20,7 +21,7 @@ from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.memory import RunMemory
 from kitestring_operator.observed import Manifest, MissingReference, Observed, Placement, TrainerReport
 from kitestring_operator.pods import controller_uid
-from kitestring_operator.queueing import flavors_of
+from kitestring_operator.queueing import flavors_of, may_change
 from kitestring_operator.references import Reference, missing_of, references
 from kitestring_operator.trainer_job import CONTAINER, EndKind, trainer_jobs
 
@@ -30,6 +31,7 @@ MOST_PROBLEMS: Final = 5
 """Of a document that the models refuse; more would hide the first."""
 
 Document = TypeVar("Document", TrainingRun, RolloutPool)
+Value = TypeVar("Value")
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class Observation:
         self._pools: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     async def of(self, run: Manifest, memory: RunMemory) -> Observed:
-        """Raises what the cluster answers."""
+        """What cannot be read is named in `unread`; it keeps no run from its status."""
         metadata = run["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
         reading = self._reading(run)
@@ -69,6 +71,10 @@ class Observation:
         workload = self._cache.get(KINDS["Workload"].ref(namespace, name))
         if workload is not None and controller_uid(workload) != uid:
             workload = None
+        unread: list[str] = []
+        missing = await _read(self._missing(run, spec), unread)
+        flavors = await _read(self._flavors(run, workload), unread)
+        priority = await _read(self._priority(spec, workload), unread)
         observed = Observed(
             now=datetime.now(UTC),
             run=run,
@@ -83,10 +89,11 @@ class Observation:
             trainer=self._trainer(memory),
             wanted=memory.trainer.wanted if memory.trainer is not None else (),
             checkpoints=self._checkpoints(namespace, spec),
-            missing=await self._missing(run, spec),
+            missing=missing or (),
+            unread=tuple(unread),
             workload=workload,
-            flavors=await self._flavors(workload),
-            priority=await self._priority(spec),
+            flavors=flavors or {},
+            priority=priority,
             unsupported=reading.unsupported,
             hindrance=memory.hindrance,
         )
@@ -165,18 +172,20 @@ class Observation:
             return self._cache.get(ref)
         return await self._cluster.get(ref)
 
-    async def _flavors(self, workload: Manifest | None) -> dict[str, Placement]:
+    async def _flavors(self, run: Manifest, workload: Manifest | None) -> dict[str, Placement]:
         """Of the flavors that were assigned; they are read once."""
-        wanted = flavors_of(workload)
+        wanted = frozenset() if (run.get("status") or {}).get("completionTime") else flavors_of(workload)
         for name in wanted - self._flavors_read.keys():
             flavor = await self._cluster.get(KINDS["ResourceFlavor"].ref("", name))
             spec = {} if flavor is None else flavor.get("spec") or {}
             self._flavors_read[name] = Placement(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
         return {name: self._flavors_read[name] for name in wanted}
 
-    async def _priority(self, spec: TrainingRunSpec | None) -> int | None:
-        """The value of a class never changes: it is read once."""
+    async def _priority(self, spec: TrainingRunSpec | None, workload: Manifest | None) -> int | None:
+        """Of a run whose Workload is to be made. The value of a class never changes: it is read once."""
         if spec is None or spec.scheduling.queue_name is None or spec.scheduling.priority_class_name is None:
+            return None
+        if not may_change(workload):
             return None
         name = spec.scheduling.priority_class_name
         if name not in self._priorities:
@@ -204,6 +213,16 @@ class Observation:
                 tail = ""
             memory.log = (newest.uid, printable(tail))
         return replace(observed, trainer_log=memory.log[1])
+
+
+async def _read(asked: Awaitable[Value], unread: list[str]) -> Value | None:
+    """The answer; None where the cluster gives none, which `unread` then says."""
+    try:
+        return await asked
+    except ClusterError as error:
+        log.warning("%s", error)
+        unread.append(str(error))
+        return None
 
 
 def read(run: Manifest, pool: Manifest | None) -> Reading:

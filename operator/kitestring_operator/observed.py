@@ -105,12 +105,14 @@ class Observed:
     checkpoints: Mapping[str, str] | None = None
     """status.checkpoint of the other runs of the namespace, by their names."""
     missing: tuple[MissingReference, ...] = ()
+    unread: tuple[str, ...] = ()
+    """What must be known before anything is made, and the cluster did not let be read: what it answered."""
     workload: Manifest | None = None
     """Kueue's Workload of the run."""
     flavors: Mapping[str, Placement] = field(default_factory=dict)
     """The resource flavors that the Workload was assigned."""
     priority: int | None = None
-    """Value of the priority class that the run names, where it is queued."""
+    """Value of the priority class that the run names, where it is queued and has no quota yet."""
     unsupported: tuple[str, ...] = ()
     """Those of `problems` that another version may carry out (kitestring_api.unsupported)."""
     hindrance: str | None = None

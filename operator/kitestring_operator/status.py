@@ -102,6 +102,7 @@ _WARNINGS: Final = frozenset(
         names.REASON_REFERENCE_NOT_FOUND,
         names.REASON_IMAGE_PULL,
         names.REASON_PREEMPTED,
+        names.REASON_ERROR,
     }
 )
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from kitestring_operator.cluster.errors import ForbiddenError
 from kitestring_operator.cluster.kinds import KINDS
-from kitestring_operator.observed import Manifest
+from kitestring_operator.observed import Manifest, ObjectRef
 from kitestring_operator.pods import condition
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
-from tests.operator.fake_cluster import now
+from tests.operator.fake_cluster import FakeCluster, now
 from tests.operator.world import World, report
 
+HIGH = {"metadata": {"name": "high", "namespace": ""}}
 QUEUED = {"scheduling": {"queueName": "gpus"}}
 
 
@@ -106,6 +108,35 @@ async def test_what_waits_is_said() -> None:
     tell(world, entry("QuotaReserved", "False", "Pending", "couldn't assign flavors: insufficient quota for cpu"))
     await world.settle()
     assert "insufficient quota for cpu" in world.status()["message"]
+
+
+@pytest.mark.parametrize("kind", ["ResourceFlavor", "PriorityClass"])
+async def test_what_the_queue_says_and_cannot_be_read_holds_the_run_back(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods without the labels of their flavor, or a Workload without its priority, would be others."""
+    by_priority = kind == "PriorityClass"
+    get = FakeCluster.get
+
+    async def forbidden(self: FakeCluster, ref: ObjectRef) -> Manifest | None:
+        if ref.kind == kind:
+            raise ForbiddenError(f"get {kind} {ref.name}", 403, "forbidden")
+        return await get(self, ref)
+
+    monkeypatch.setattr(FakeCluster, "get", forbidden)
+    world = await queued(**({"scheduling": {"queueName": "gpus", "priorityClassName": "high"}} if by_priority else {}))
+    if not by_priority:
+        admit(world)
+        await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "Error")
+    assert f"get {kind} {'high' if by_priority else 'spot'}: forbidden (403)" in world.status()["message"]
+    assert world.there("Job") == world.there("StatefulSet") == set()
+    assert (world.there("Workload") == set()) == by_priority
+    monkeypatch.setattr(FakeCluster, "get", get)
+    world.cluster.put({"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1", "value": 7} | HIGH)
+    await world.settle()
+    assert world.status()["phase"] == ("Queued" if by_priority else "Starting")
+    assert the_workload(world)["spec"].get("priority") == (7 if by_priority else None)
 
 
 async def test_admission_starts_the_run_where_the_queue_wants_it() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kitestring_api import names
-from kitestring_operator.cluster.errors import ForbiddenError, UnavailableError
+from kitestring_operator.cluster.errors import ClusterError, ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.observed import ObjectRef
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.world import World, report
@@ -135,11 +136,17 @@ async def test_an_object_of_someone_else_is_never_touched(world: World) -> None:
     assert world.status()["message"] == "parts are being started"
 
 
-async def test_a_right_that_the_operator_lacks_is_said_in_the_status(world: World) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [(ForbiddenError, 403, "exceeded quota"), (UnavailableError, 500, "failed calling webhook")],
+)
+async def test_what_keeps_an_object_from_being_made_is_said_in_the_status(
+    world: World, error: type[ClusterError], status: int, said: str
+) -> None:
     class Forbidding(FakeCluster):
         async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
             if manifest["kind"] == "NetworkPolicy":
-                raise ForbiddenError("apply NetworkPolicy team-a/x", 403, "exceeded quota")
+                raise error("apply NetworkPolicy team-a/x", status, said)
             return await super().apply(manifest)
 
     world = World(cluster=Forbidding())
@@ -149,10 +156,31 @@ async def test_a_right_that_the_operator_lacks_is_said_in_the_status(world: Worl
     world.deliver()
     for _ in range(2):
         world.forget_pace()
-        with pytest.raises(ForbiddenError):
+        with pytest.raises(error):
             await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
     assert world.status()["phase"] == "Starting"
-    assert "exceeded quota" in world.status()["message"]
+    assert said in world.status()["message"]
+    assert any(said in event["message"] for event in world.cluster.of_kind("Event"))
+
+
+async def test_what_the_operator_may_not_read_is_said_in_the_status(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forbidden(ref: ObjectRef) -> dict[str, Any] | None:
+        raise ForbiddenError(f"get {ref.kind} {ref.name}", 403, "secrets is forbidden")
+
+    with monkeypatch.context() as hidden:
+        hidden.setattr(world.cluster, "get", forbidden)
+        world.cluster.put(run())
+        world.deliver()
+        wait = await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
+    assert wait is not None and wait > 0
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "Error")
+    assert "get Secret storage-keys: secrets is forbidden (403); give the operator" in world.status()["message"]
+    assert any("secrets is forbidden" in event["message"] for event in world.cluster.of_kind("Event"))
+    assert world.there("Job") == set()
+    await world.settle()
+    assert world.status()["phase"] == "Starting"
 
 
 async def test_a_log_that_cannot_be_had_keeps_no_trainer_from_its_restart(
