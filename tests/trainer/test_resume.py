@@ -279,6 +279,26 @@ def test_a_state_that_differs_from_its_manifest_is_passed_over(lives: Callable[.
     assert [update.step for update in run_on.learners[1].updates] == [3, 4]
 
 
+def test_states_that_none_can_use_make_room_for_new_ones(lives: Callable[..., Lives]) -> None:
+    """All that are in storage are torn: the run begins at 0, and what it then saves must not be let go of for them."""
+    run_on = lives(fresh=True)
+    assert run_on.live(("before the update", 4)) is None
+    store = run_on.world.store
+    for step in (2, 3):
+        store.put(f"checkpoints/state/step-{step:06d}/weights_name", b"rotten")
+    store.put("checkpoints/state/step-000004/weights_name", b"half of one, without a manifest")
+    assert run_on.live(("before the update", 3)) is None
+    manifests = [info.key for info in store.list("checkpoints/state/") if info.key.endswith("manifest.json")]
+    assert {key: read_manifest(store, key.removesuffix("/manifest.json")).version for key in manifests} == {
+        "checkpoints/state/step-000001/manifest.json": "2.1",
+        "checkpoints/state/step-000002/manifest.json": "2.2",
+    }
+    result = run_on.live()
+    assert result is not None and result.exit_code == 0
+    run_on.check()
+    assert [update.step for update in run_on.learners[2].updates] == [3, 4], "not from the beginning once more"
+
+
 def test_a_state_of_a_process_that_was_replaced_is_passed_over(lives: Callable[..., Lives]) -> None:
     """Its upload came through after another incarnation had gone on from an older state, and died."""
     run_on = lives(fresh=True)

@@ -18,9 +18,16 @@ from typing import TypeVar
 from kitestring_api.names import PREFIX_CHECKPOINTS, PREFIX_STATE
 from kitestring_rollout.storage import ObjectMissing, ObjectStore, StoreConfig
 from kitestring_rollout.storage.config import DirectoryStoreConfig
-from kitestring_rollout.storage.manifest import MANIFEST, FolderTorn, fetch_folder, publish_folder, remove_folder
+from kitestring_rollout.storage.manifest import (
+    MANIFEST,
+    FolderTorn,
+    fetch_folder,
+    publish_folder,
+    read_manifest,
+    remove_folder,
+)
 from kitestring_trainer.errors import RunStoppedError
-from kitestring_trainer.incarnations import Incarnation, policy_version, writer_of
+from kitestring_trainer.incarnations import Incarnation, incarnation_of, policy_version, writer_of
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.verl_backend import folders
 
@@ -94,9 +101,16 @@ class Artifacts:
     # --- resumable states ---
 
     def put_state(self, folder: Path, step: int, version: str) -> None:
-        """Put the state after `step` and let go of all but the newest `KEEP_STATES`."""
+        """Put the state after `step` and let go of all but the newest `KEEP_STATES`.
+
+        Later states of earlier incarnations go first: this one could not use them, and started below them.
+        """
         self._ledger.check_own()
         self._ledger.persist(lambda: publish_folder(self._store, folder, state_prefix(step), version))
+        for name in sorted(self._below(STATES, STATES)):
+            if name > _step_name(step) and self._is_older(STATES + name, version):
+                logger.warning("the state %s in storage is of no use to this start of the run: removed", name)
+                self._remove(STATES + name)
         whole = self._whole_states()
         for name in self._below(STATES, STATES) - {_step_name(step) for step in whole[-KEEP_STATES:]}:
             self._remove(STATES + name)
@@ -125,6 +139,14 @@ class Artifacts:
                 continue
             logger.info("state after step %d brought from storage", step)
             return
+
+    def _is_older(self, prefix: str, version: str) -> bool:
+        """Whether the folder below `prefix` is of an earlier incarnation than `version`, or of none that is known."""
+        try:
+            found = self._ledger.persist(lambda: read_manifest(self._store, prefix)).version
+            return incarnation_of(found) < incarnation_of(version)
+        except (ObjectMissing, FolderTorn, ValueError):
+            return True
 
     def _whole_states(self) -> list[int]:
         """Steps of the states that have a manifest, in order."""

@@ -39,6 +39,11 @@ def policy_version(incarnation: int, push: int) -> str:
     return f"{incarnation}.{push}"
 
 
+def incarnation_of(version: str) -> int:
+    """Which incarnation a policy version is of; ValueError for what is none."""
+    return int(version.partition(".")[0])
+
+
 def writer_of(history: Sequence[Incarnation], step: int) -> int:
     """Which incarnation of `history` made the weights after `step` (from 1), if they were made; 0: none has.
 
