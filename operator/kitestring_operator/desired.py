@@ -144,8 +144,13 @@ def _workloads(context: RunContext, observed: Observed, objects: list[Manifest])
 
 def _stamped(item: Manifest, way: Course) -> Manifest:
     """A trainer Job says which one it is and what went before, so that no memory is needed."""
-    before = way.restarts if way.trainer is None or way.end is not None else way.trainer.restarts_before
-    stamps = {names.ANNOTATION_TRAINER_NUMBER: str(way.trainer_number), names.ANNOTATION_RESTARTS: str(before)}
+    before = way.losses if way.trainer is None or way.end is not None else way.trainer.before
+    stamps = {
+        names.ANNOTATION_TRAINER_NUMBER: str(way.trainer_number),
+        names.ANNOTATION_RESTARTS: str(before.restarts),
+        names.ANNOTATION_DISRUPTIONS: str(before.disruptions),
+        names.ANNOTATION_STEP: str(before.step),
+    }
     metadata = item["metadata"]
     return item | {"metadata": metadata | {"annotations": metadata.get("annotations", {}) | stamps}}
 

@@ -15,10 +15,19 @@ from kitestring_api.v1alpha1.status import ConditionType, Phase
 from kitestring_operator.acceptance import Refusal
 from kitestring_operator.observed import Manifest, Observed
 from kitestring_operator.pods import condition, is_live, parse_time, trouble
-from kitestring_operator.trainer_job import ENDED, EndKind, TrainerEnd, TrainerJob, pods_of, trainer_jobs
+from kitestring_operator.trainer_job import (
+    ENDED,
+    MOST_DISRUPTIONS,
+    EndKind,
+    Losses,
+    TrainerEnd,
+    TrainerJob,
+    pods_of,
+    trainer_jobs,
+)
 
 FIRST_RESTART_SECONDS: Final = 10.0
-"""Wait before a trainer that ended for a cause that counts is started again; doubled with each."""
+"""Wait before a trainer that ended is started again, doubled with each; none after the first that was taken away."""
 LONGEST_RESTART_SECONDS: Final = 300.0
 LOOK_AGAIN_SECONDS: Final = 15.0
 """For what no event tells of: a Secret that appears, a node that never answers again."""
@@ -48,7 +57,7 @@ class Course:
     message: str
     trainer: TrainerJob | None
     """The newest trainer Job that is there."""
-    restarts: int
+    losses: Losses
     trainer_number: int = 1
     """N of the trainer that is to run."""
     wants_parts: bool = False
@@ -63,6 +72,11 @@ class Course:
     look_again_seconds: float | None = None
 
     @property
+    def restarts(self) -> int:
+        """Trainers that ended for a cause that counts."""
+        return self.losses.restarts
+
+    @property
     def holds_back(self) -> bool:
         """Whether objects are left exactly as they are."""
         return self.phase in _HOLDING and not self.wants_parts
@@ -74,7 +88,8 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
     newest = jobs[-1] if jobs else None
     end = None if newest is None else newest.end
     status = observed.status
-    restarts = int(status.get("restarts") or 0) if newest is None else newest.restarts
+    step = _steps_done(observed)
+    losses = Losses(int(status.get("restarts") or 0), step=step) if newest is None else newest.losses(step)
     prior = Phase(status["phase"]) if status.get("phase") else None
     started_at = parse_time(status.get("startTime")) or (observed.now if jobs else None)
     seen = Course(
@@ -82,7 +97,7 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
         str(status.get("reason") or names.REASON_STARTING),
         str(status.get("message") or ""),
         newest,
-        restarts,
+        losses,
         started_at=started_at,
         end=end,
     )
@@ -115,11 +130,15 @@ def _final(observed: Observed, seen: Course, prior: Phase | None) -> Course | No
             return replace(over, phase=Phase.SUCCEEDED, reason=end.reason, message=end.message, completed_at=done)
         if end.kind is EndKind.FAILED:
             return replace(over, reason=end.reason, message=end.message)
-        if spec is not None and end.kind is EndKind.LOST and seen.restarts > spec.failure_policy.max_restarts:
+        counts = seen.trainer is not None and seen.restarts > seen.trainer.before.restarts
+        if spec is not None and counts and seen.restarts > spec.failure_policy.max_restarts:
             allowed = spec.failure_policy.max_restarts
             message = (
                 f"the trainer was lost {seen.restarts} times, failurePolicy.maxRestarts is {allowed}; {end.message}"
             )
+            if end.kind is EndKind.DISRUPTED:
+                message += f"; {seen.losses.disruptions} such ends since the last new step: those over "
+                message += f"{MOST_DISRUPTIONS} count"
             return replace(over, reason=names.REASON_TOO_MANY_RESTARTS, message=message)
     left = seconds_left(observed, prior)
     if left is not None and left <= 0 and spec is not None:
@@ -215,12 +234,21 @@ def _with_trainer(observed: Observed, going: Course, prior: Phase | None) -> Cou
 
 
 def _seconds_to_restart(observed: Observed, seen: Course) -> float:
-    """Until the next trainer may be started: none after a disruption, growing waits after losses that count."""
+    """Until the next trainer may be started: longer with each that ended, and none after the first disruption."""
     end = seen.end
-    if end is None or end.kind is not EndKind.LOST or end.ended_at is None:
+    if end is None or end.ended_at is None:
         return 0.0
-    wait = min(FIRST_RESTART_SECONDS * 2.0 ** min(max(seen.restarts - 1, 0), 16), LONGEST_RESTART_SECONDS)
+    before = seen.restarts if end.kind is EndKind.LOST else seen.losses.disruptions - 1
+    if before <= 0:
+        return 0.0
+    wait = min(FIRST_RESTART_SECONDS * 2.0 ** min(before - 1, 16), LONGEST_RESTART_SECONDS)
     return (end.ended_at + timedelta(seconds=wait) - observed.now).total_seconds()
+
+
+def _steps_done(observed: Observed) -> int:
+    """The furthest step that anyone knows of; the status may be a moment behind the trainer."""
+    told = None if observed.trainer is None else observed.trainer.status.get("made_step")
+    return max(int(observed.status.get("step") or 0), int(told or 0))
 
 
 def _activity(observed: Observed) -> str:

@@ -28,6 +28,8 @@ CONTAINER: Final = "trainer"
 _OWN: Final = frozenset({CONTAINER, "fetch"})
 """Containers whose exit codes have our meaning; a template may have brought others."""
 MESSAGE_LENGTH: Final = 1024
+MOST_DISRUPTIONS: Final = 10
+"""In a row, without a new step. Each further one counts as a restart: the trainer itself may be what causes them."""
 
 _WELL: Final = ("Complete", "SuccessCriteriaMet")
 _BADLY: Final = ("Failed", "FailureTarget")
@@ -61,7 +63,7 @@ class EndKind(StrEnum):
     LOST = "lost"
     """It is to be started again, and this counts."""
     DISRUPTED = "disrupted"
-    """The cluster took it away: it is to be started again, and this does not count."""
+    """The cluster took it away: it is to be started again, and this does not count, unless it happens over and over."""
 
 
 class TrainerResult(BaseModel):
@@ -97,13 +99,26 @@ class TrainerEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Losses:
+    """The trainers that a run has lost."""
+
+    restarts: int = 0
+    """For a cause that counts."""
+    disruptions: int = 0
+    """Taken away by the cluster since the last new step."""
+    step: int = 0
+    """The furthest step that was made."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerJob:
     """A trainer Job of a run, with its pods."""
 
     job: Manifest
     pods: tuple[Manifest, ...]
     number: int
-    restarts_before: int
+    before: Losses
+    """What its annotations say of those before it."""
 
     @property
     def uid(self) -> str:
@@ -118,11 +133,16 @@ class TrainerJob:
         """How it ended; None while it goes on."""
         return _end(self.job, self.pods)
 
-    @property
-    def restarts(self) -> int:
-        """Trainers of the run that have ended for a cause that counts, this one included."""
+    def losses(self, step: int) -> Losses:
+        """Those of the run, this one included, which has brought it to `step`."""
         end = self.end
-        return self.restarts_before + (end is not None and end.kind is EndKind.LOST)
+        restarts, disruptions = self.before.restarts, self.before.disruptions if step <= self.before.step else 0
+        if end is not None and end.kind is EndKind.DISRUPTED:
+            disruptions += 1
+            restarts += disruptions > MOST_DISRUPTIONS
+        elif end is not None and end.kind is EndKind.LOST:
+            restarts += 1
+        return Losses(restarts, disruptions, max(step, self.before.step))
 
 
 def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
@@ -136,7 +156,9 @@ def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
         annotations = metadata.get("annotations") or {}
         own = tuple(pod for pod in pods if is_owned_by(pod, metadata["uid"]))
         number = _count(annotations.get(names.ANNOTATION_TRAINER_NUMBER), 1)
-        jobs.append(TrainerJob(job, own, number, _count(annotations.get(names.ANNOTATION_RESTARTS), 0)))
+        stamps = (names.ANNOTATION_RESTARTS, names.ANNOTATION_DISRUPTIONS, names.ANNOTATION_STEP)
+        before = Losses(*(_count(annotations.get(stamp), 0) for stamp in stamps))
+        jobs.append(TrainerJob(job, own, number, before))
     return tuple(sorted(jobs, key=lambda job: job.number))
 
 

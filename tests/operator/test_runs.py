@@ -11,6 +11,7 @@ from kitestring_api import names
 from kitestring_operator.cluster.errors import ClusterError, ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.observed import ObjectRef
+from kitestring_operator.trainer_job import MOST_DISRUPTIONS
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.world import World, report
@@ -282,6 +283,31 @@ async def test_restarts_are_counted_and_end(world: World, monkeypatch: pytest.Mo
     assert world.there("StatefulSet") == world.there("Deployment") == set()
 
 
+async def test_a_trainer_that_is_taken_away_for_ever_ends_the_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that fills the memory of each node it comes to."""
+    monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
+    await running(world, failurePolicy={"maxRestarts": 1})
+    for number in range(1, MOST_DISRUPTIONS + 3):
+        assert world.status()["restarts"] == max(0, number - 1 - MOST_DISRUPTIONS)
+        world.cluster.end_job(f"calculator-trainer-{number}", code=137, disrupted=True)
+        await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Failed", "TooManyRestarts")
+    assert "12 such ends since the last new step" in world.status()["message"]
+
+
+async def test_the_second_time_in_a_row_the_cluster_gets_time(world: World) -> None:
+    await running(world)
+    world.cluster.end_job("calculator-trainer-1", code=137, disrupted=True)
+    await world.settle()
+    assert "calculator-trainer-2" in world.there("Job")
+    world.cluster.end_job("calculator-trainer-2", code=137, disrupted=True)
+    await world.settle()
+    assert "it is started again in" in world.status()["message"]
+    assert "calculator-trainer-3" not in world.there("Job")
+
+
 async def test_a_verdict_of_the_trainer_ends_the_run(world: World) -> None:
     await running(world)
     result = {"phase": "Failed", "reason": "StepsSkipped", "message": "3 steps in a row\x00", "step": 1, "exit_code": 3}
@@ -402,7 +428,7 @@ async def test_time_to_live(world: World) -> None:
 
 
 async def test_a_deadline_ends_the_run(world: World) -> None:
-    await running(world, activeDeadlineSeconds=1)
+    await running(world, activeDeadlineSeconds=3600)
     started_at = {"startTime": "2020-01-01T00:00:00Z"}
     world.cluster.change("TrainingRun", "calculator", {"status": started_at})
     await world.settle()

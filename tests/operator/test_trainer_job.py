@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitestring_api import names
-from kitestring_operator.trainer_job import FAILURES, EndKind, TrainerJob, parse_result
+from kitestring_operator.trainer_job import FAILURES, MOST_DISRUPTIONS, EndKind, Losses, TrainerJob, parse_result
 
 
 def job(*conditions: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def with_sidecar(one: dict[str, Any], code: int) -> dict[str, Any]:
 
 
 def end(*pods: dict[str, Any], conditions: tuple[str, ...] = ("Failed",)) -> Any:
-    return TrainerJob(job(*conditions), pods, 1, 0).end
+    return TrainerJob(job(*conditions), pods, 1, Losses()).end
 
 
 REFUSED = {
@@ -123,6 +123,22 @@ def test_success_is_known_as_soon_as_it_is_certain(condition: str) -> None:
     found = end(pod(0, message=done), conditions=(condition,))
     assert (found.kind, found.reason) == (EndKind.SUCCEEDED, "Completed")
     assert found.result.step == 3 and found.result.checkpoint == "s3://b/c/"
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "code", "after"),
+    [
+        (Losses(1, 2, 5), 5, 1, Losses(2, 2, 5)),
+        (Losses(1, 2, 5), 5, 143, Losses(1, 3, 5)),
+        (Losses(1, 2, 5), 6, 143, Losses(1, 1, 6)),
+        # restored at an earlier step, and not further than before
+        (Losses(1, 2, 5), 3, 143, Losses(1, 3, 5)),
+        (Losses(1, MOST_DISRUPTIONS, 5), 5, 143, Losses(2, MOST_DISRUPTIONS + 1, 5)),
+        (Losses(1, MOST_DISRUPTIONS, 5), 6, 143, Losses(1, 1, 6)),
+    ],
+)
+def test_disruptions_without_a_new_step_are_counted(before: Losses, step: int, code: int, after: Losses) -> None:
+    assert TrainerJob(job("Failed"), (pod(code),), 1, before).losses(step) == after
 
 
 def test_a_trainer_that_goes_on_has_no_end() -> None:
