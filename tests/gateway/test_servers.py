@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kitestring_rollout.gateway.models import Model
 from kitestring_rollout.traces.records import UNREACHABLE
-from tests.gateway.conftest import Gateway, Opened, Start, chat, opening
+from tests.gateway.conftest import Gateway, Opened, Start, chat, opening, until
 from tests.gateway.policy import Plan, Policy
 
 AWAY = Plan(status=503, body=b'{"error": {"message": "away", "type": "ServiceUnavailableError", "code": 503}}')
@@ -75,6 +75,24 @@ async def test_a_policy_whose_servers_stay_away_has_failed_for_lack_of_them(star
         assert (await ask(gateway, await gateway.open()))[0] == 502
         (record,) = gateway.records
         assert (record.outcome, (record.error or "").split(":")[0]) == ("failed", UNREACHABLE)
+
+
+async def test_an_agent_that_cannot_wait_for_a_server_has_failed_for_lack_of_it(start: Start) -> None:
+    """It may go away, or be out of time: either way what failed is the server."""
+    async with serving(1) as (policies, urls), start(policies=listed(urls), connect_seconds=30) as gateway:
+        policies[0].say(AWAY)
+        for goes_away in (True, False):
+            opened = await gateway.open()
+            call = asyncio.create_task(ask(gateway, opened))
+            asked = len(policies[0].requests)
+            await until(lambda asked=asked: len(policies[0].requests) > asked + 1)  # type: ignore[misc]
+            if goes_away:
+                call.cancel()
+                await gateway.until_recorded(1)
+            await gateway.fence(opened)
+            await asyncio.wait({call})
+            record = gateway.records[-1]
+            assert (record.outcome, record.status, (record.error or "").split(":")[0]) == ("failed", 502, UNREACHABLE)
 
 
 async def test_a_call_whose_server_dies_before_it_answers_is_made_anew(start: Start) -> None:

@@ -10,7 +10,7 @@ from kitestring_rollout.gateway.models import Model
 from kitestring_rollout.gateway.request import Prepared
 from kitestring_rollout.gateway.retries import Entry
 from kitestring_rollout.gateway.session import Session
-from kitestring_rollout.traces.records import Api, CallRecord, Outcome
+from kitestring_rollout.traces.records import UNREACHABLE, Api, CallRecord, Outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -38,14 +38,24 @@ class Call:
     """The model server's reply is complete."""
     delivered: bool = False
     """The agent has all of it."""
+    waits_for_server: bool = False
+    """No server of its model could be reached so far."""
     sent: list[bytes] = field(default_factory=list)
     """Events that the agent got of a stream."""
+
+    def wait_for_server(self) -> None:
+        """No server of its model can be reached now; another try follows."""
+        self.waits_for_server = True
 
     def end_early(self) -> Outcome:
         """The agent went away, or its attempt was closed: what that makes of the call."""
         if self.delivered:
             return "ok"
         self.error = "the agent went away" if self.session.open else "the attempt was closed"
+        if self.waits_for_server:
+            # not the agent's fault, who could not wait for ever
+            self.status, self.error = 502, f"{UNREACHABLE}: no server of model {self.model.name!r} until {self.error}"
+            return "failed"
         return "undelivered" if self.finished else "cancelled"
 
     def leave(self) -> None:

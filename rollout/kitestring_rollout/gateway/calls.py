@@ -153,8 +153,9 @@ class Calls:
             await gate.enter()
         try:
             reply = await self._upstream.post(
-                call.model, call.api, call.prepared.payload, call.session.identity.attempt
+                call.model, call.api, call.prepared.payload, call.session.identity.attempt, call.wait_for_server
             )
+            call.waits_for_server = False
             call.version = reply.headers.get(names.HEADER_POLICY_VERSION)
             try:
                 return await relay(request, reply, call, self._metrics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final
 
@@ -63,8 +63,11 @@ class Upstream:
         if self._connector is not None:
             await self._connector.close()
 
-    async def post(self, model: Model, api: Api, payload: bytes, attempt: str) -> aiohttp.ClientResponse:
-        """The reply's head; its body is still to be read. Refusal 502 when there is none.
+    async def post(
+        self, model: Model, api: Api, payload: bytes, attempt: str, away: Callable[[], None]
+    ) -> aiohttp.ClientResponse:
+        """The reply's head; its body is still to be read. Refusal 502 when there is none. `away` is called before each
+        wait for a server to come back.
 
         A call that no server has begun is tried again briefly, at every server of the model: a connection that cannot
         be made, and, of a policy's own servers, a reply of 503. One that broke off before its reply began is made anew
@@ -96,6 +99,7 @@ class Upstream:
                 deadline = now + self._connect_seconds
             if now + backoff > deadline:
                 raise upstream_failed(f"no server of model {model.name!r} can be reached") from refused
+            away()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
