@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,8 @@ def test_failures_by_class(
     namespace.apply(
         behaving_pool(images, "pool", attempts={"max": 2}),
         behaving_pool(images, "once", attempts={"max": 1}),
-        behaving("run", rows),
-        behaving("never", [rows[0] | {"image": "registry.invalid/agent:1"}], pool="once"),
+        *behaving("run", rows),
+        *behaving("never", [rows[0] | {"image": "registry.invalid/agent:1"}], pool="once"),
     )
     with barrier.barrier(namespace, images) as gate:
         stopped = sorted(said["rollout"] for said in gate.until("stop", 2, seconds=START_SECONDS))
@@ -229,7 +230,7 @@ def test_one_bad_row_of_a_hundred_costs_no_other(
         agentProtocol={"task": {"from": "argument", "format": "text", "field": "text"}},
         reward=EXACTLY,
     )
-    namespace.apply(pool, unserved("run", rows, tasksPerStep=100, groupSize=1, minGroupSize=1))
+    namespace.apply(pool, *unserved("run", rows, tasksPerStep=100, groupSize=1, minGroupSize=1))
     run = runs.until_finished(namespace, "run", seconds=START_SECONDS)
     runs.assert_succeeded(run)
     assert audited(namespace.kubectl, run, tmp_path, 1) == {"Succeeded": 99, "InvalidTask": 1}
@@ -264,21 +265,25 @@ def behaving_pool(images: Images, name: str, **spec: Any) -> Object:
     return made
 
 
-def behaving(name: str, rows: list[dict[str, Any]], pool: str = "pool") -> Object:
+def behaving(name: str, rows: list[dict[str, Any]], pool: str = "pool") -> list[Object]:
     """One step of all rows, two rollouts of each."""
     return unserved(name, rows, pool, tasksPerStep=len(rows), groupSize=2)
 
 
-def unserved(name: str, rows: list[dict[str, Any]], pool: str = "pool", **rollouts: Any) -> Object:
-    """A run of one step whose agents ask no model: it has no policy server."""
+def unserved(name: str, rows: list[dict[str, Any]], pool: str = "pool", **rollouts: Any) -> list[Object]:
+    """A run of one step whose agents ask no model: it has no policy server. Its rows lie in a file, which is read when
+    the run has started: those in the run itself are refused with it."""
     judge = {"name": "judge", "train": False, "endpoint": {"url": "http://judge.invalid/v1", "model": "judge"}}
-    return runs.collecting(
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    file = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"rows.jsonl": lines}}
+    run = runs.collecting(
         name,
         steps=1,
         policies=[judge],
-        tasks={"train": {"inline": rows}, "hiddenFields": ["answer"]},
+        tasks={"train": {"configMap": {"name": name, "key": "rows.jsonl"}}, "hiddenFields": ["answer"]},
         rollouts={"poolRef": {"name": pool}, **rollouts},
     )
+    return [file, run]
 
 
 def pod_of_rollout(namespace: Namespace, rollout: str) -> Object:
