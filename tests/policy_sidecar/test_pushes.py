@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from kitestring_rollout.policy_sidecar.process import running
-from kitestring_rollout.storage import DirectoryStore
+from kitestring_rollout.storage import DirectoryStore, StoreUnavailable
 from kitestring_rollout.storage.published_weights import current_version
 from kitestring_trainer.errors import ReplacedError, RunFailedError
 from kitestring_trainer.incarnations import Incarnation
@@ -265,6 +265,30 @@ async def test_a_trainer_that_was_replaced_pushes_nothing(run: Run) -> None:
     with pytest.raises(ReplacedError):
         await run.push("1.1")
     assert current_version(run.store) == "1.0"
+
+
+async def test_a_trainer_that_was_replaced_while_storage_was_away_names_no_version(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = WeightsPublisher(run.store, run.ledger)
+    folder = run.root / "made"
+    folder.mkdir()
+    (folder / "weights").write_text("w")
+    publisher.publish(folder, "1.0")
+    put, tries = run.store.put, 0
+
+    def away(key: str, data: bytes, **options: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            Ledger(DirectoryStore(run.root / "store"), threading.Event()).begin(Incarnation(2, 0.0, 0))
+            raise StoreUnavailable("away")
+        put(key, data, **options)
+
+    monkeypatch.setattr(run.store, "put", away)
+    with pytest.raises(ReplacedError):
+        await asyncio.to_thread(publisher.set_current, "1.0")
+    assert current_version(run.store) is None
 
 
 async def test_a_new_server_gets_the_current_weights_before_it_counts(run: Run) -> None:

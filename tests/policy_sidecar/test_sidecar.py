@@ -14,7 +14,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_rollout.policy_sidecar.process import running
 from kitestring_rollout.policy_sidecar.versions import Versions
 from kitestring_rollout.storage import ObjectStore
-from kitestring_rollout.storage.published_weights import CURRENT
+from kitestring_rollout.storage.published_weights import CURRENT, set_current
 from tests.policy_sidecar.conftest import Pod
 
 MakePod = Callable[..., Awaitable[Pod]]
@@ -327,6 +327,36 @@ async def test_current_ahead_of_the_push_wins(make_pod: MakePod) -> None:
         assert (status, body["reason"]) == (409, "NotCurrent")
         await pod.ready()
         assert (await pod.status())["version"] == "2.0"
+
+
+async def test_a_trainer_that_was_replaced_cannot_point_back(pod: Pod, caplog: pytest.LogCaptureFixture) -> None:
+    """It was frozen between its look at the incarnations and its word; the name of a version decides."""
+    pod.publish("1.1")
+    pod.publish("10.1")
+    assert (await pod.push("10.1"))[0] == 200
+    set_current(pod.store, "1.1")
+    status, body = await pod.push("1.1")
+    assert (status, body["reason"]) == (409, "NotCurrent")
+    served = await pod.status()
+    assert (served["version"], served["current"]) == ("10.1", "10.1")
+    assert "version 1.1 is current in storage, of a trainer that was replaced: ignored" in caplog.text
+    assert (await pod.get("/ready"))[0] == 200
+    pod.publish("10.2")
+    assert (await pod.push("10.2"))[0] == 200
+    assert pod.engine.weights == "w10.2"
+
+
+async def test_a_pod_that_comes_to_a_file_that_points_back_takes_the_trainers_word(make_pod: MakePod) -> None:
+    pod = await make_pod()
+    pod.publish("2.1")
+    set_current(pod.store, "1.0")
+    async with pod.sidecar():
+        await pod.ready()
+        assert (await pod.status())["version"] == "1.0"
+        assert (await pod.push("2.1"))[0] == 200
+        await pod.ready()
+        served = await pod.status()
+        assert (served["version"], served["current"], pod.engine.weights) == ("2.1", "2.1", "w2.1")
 
 
 async def test_a_current_version_that_nobody_tells_of_is_loaded(make_pod: MakePod) -> None:

@@ -31,8 +31,12 @@ class WeightsPublisher:
     def set_current(self, version: str) -> None:
         """Make a published version what servers are to serve: they take it also when they are not told. Raises as
         `publish`."""
-        self._ledger.check_own()
-        self._ledger.persist(lambda: set_current(self._store, version))
+
+        def put() -> None:
+            self._ledger.check_own()  # each time: the store may have been away for long
+            set_current(self._store, version)
+
+        self._ledger.persist(put)
 
     def keep(self, versions: Collection[str]) -> None:
         """Remove all others; what cannot be removed now is with a later version."""

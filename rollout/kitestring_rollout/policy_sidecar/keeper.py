@@ -16,7 +16,7 @@ from kitestring_rollout.policy_sidecar.server import LoadFailed, Server, ServerA
 from kitestring_rollout.policy_sidecar.versions import VersionMissing, Versions
 from kitestring_rollout.protocol.policy_sidecar import LoadedWeights, ServedWeights
 from kitestring_rollout.storage import FolderTorn, ObjectStore, StoreUnavailable
-from kitestring_rollout.storage.published_weights import current_version
+from kitestring_rollout.storage.published_weights import current_version, is_superseded
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -63,6 +63,8 @@ class Keeper:
         self.served: str | None = None
         """The version that the server serves; None: none of ours yet, or what a failed load left."""
         self.current: str | None = None
+        self._ignored: str | None = None
+        """What a trainer that was replaced has named since."""
         self.tells_versions = False
         """The server says of each token which version made it."""
 
@@ -180,7 +182,11 @@ class Keeper:
 
     async def _read_current(self) -> None:
         current = await in_daemon(current_version, self._store)
-        if current != self.current:
+        if current is not None and is_superseded(current, self.current):
+            if current != self._ignored:
+                _log.warning("version %s is current in storage, of a trainer that was replaced: ignored", current)
+            self._ignored = current
+        elif current != self.current:
             self.current, self._changed = current, time.monotonic()
 
     # --- new weights ---
@@ -188,16 +194,19 @@ class Keeper:
     async def _bring(self, version: str) -> None:
         """Return when the server serves the version."""
         async with self._lock:
-            if version != self.current:
+            # A trainer names a version before it tells of it: a file that is behind was written over by an earlier one.
+            overrules = self.current is not None and is_superseded(self.current, version)
+            if version != self.current and not overrules:
                 raise NotCurrent(f"current.json names version {self.current}, not {version}")
             if self.epoch is None or self._doubted:
                 await self._look()
             if self.epoch is None:
                 raise ServerAway("the server is away")
-            if self.served == version:
-                return
-            await in_daemon(self._versions.bring, self._store, version)
-            await self._load(version)
+            if self.served != version:
+                await in_daemon(self._versions.bring, self._store, version)
+                await self._load(version)
+            if self.current is not None and is_superseded(self.current, version):
+                self.current = version
 
     async def _load(self, version: str) -> None:
         epoch, before = self.epoch, self.served

@@ -29,6 +29,12 @@ def check_version(version: str) -> str:
     return version
 
 
+def is_superseded(version: str, by: str | None) -> bool:
+    """Whether `by` is of a later start of the trainer: a version is `{incarnation}.{push}`. Others supersede nothing."""
+    found = [re.match(r"[0-9]+(?=\.)", name) for name in (version, by or "")]
+    return found[0] is not None and found[1] is not None and int(found[0][0]) < int(found[1][0])
+
+
 def weights_prefix(version: str) -> str:
     """Where the folder of a version lies in storage."""
     return f"{PREFIX_WEIGHTS}{check_version(version)}/"
