@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from kitestring_api import names
+from kitestring_operator.identity import SIZE
 from kitestring_operator.observed import Manifest, ObjectRef
 from kitestring_operator.pods import controller_uid
-
-_SIZE: Final = {"Job": "parallelism", "StatefulSet": "replicas", "Deployment": "replicas"}
-"""What of a kind that makes pods may change while it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +55,18 @@ def changes(wanted: Iterable[Manifest], live: Callable[[ObjectRef], Manifest | N
             continue  # it comes again when it is gone
         elif not _is_kept(manifest) and _hash(manifest) != _hash(there):
             yield Apply(manifest, is_new=False)
-        elif ref.kind in _SIZE:
+        elif ref.kind in SIZE:
             yield from _resized(ref, manifest, there)
 
 
 def _is_kept(manifest: Manifest) -> bool:
     if manifest["kind"] == "Deployment":
         return bool(manifest["metadata"]["labels"].get(names.LABEL_COMPONENT) != names.COMPONENT_ROLLOUT)
-    return manifest["kind"] in _SIZE
+    return manifest["kind"] in SIZE
 
 
 def _resized(ref: ObjectRef, manifest: Manifest, there: Manifest) -> Iterator[Resize]:
-    field = _SIZE[ref.kind]
+    field = SIZE[ref.kind]
     size = manifest["spec"].get(field)
     if size is not None and size != (there.get("spec") or {}).get(field):
         yield Resize(ref, {"spec": {field: size}})

@@ -12,6 +12,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_api.v1alpha1.status import Phase
 from kitestring_operator import identity, parts, queueing, rollouts
 from kitestring_operator.acceptance import Refusal, refusal
+from kitestring_operator.kept_configs import with_kept_configs
 from kitestring_operator.lifecycle import Course, course, seconds_left
 from kitestring_operator.observed import (
     Desired,
@@ -124,7 +125,7 @@ def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
         apart = _rollout_jobs(context, observed)
     made = (queueing.placed(item, observed) for item in (*objects, *apart.objects))
     return _Made(
-        objects=tuple(identity.with_spec_hash(item) for item in made),
+        objects=with_kept_configs([identity.with_spec_hash(item) for item in made], observed),
         workloads=workloads,
         generated_secrets=(credentials.generated_secret(observed.name),),
         deletions=tuple(apart.deletions),

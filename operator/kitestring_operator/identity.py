@@ -25,6 +25,9 @@ JOB_LENGTH = 57
 NONE: Mapping[str, str] = MappingProxyType({})
 """No further labels."""
 
+SIZE: Mapping[str, str] = MappingProxyType({"Job": "parallelism", "StatefulSet": "replicas", "Deployment": "replicas"})
+"""What of a kind that makes pods may change while it is there."""
+
 _DIGEST_LENGTH = 8
 
 
@@ -145,12 +148,14 @@ def metadata(run: Named, name: str, component: str | None = None, further: Mappi
 
 
 def spec_hash(manifest: Manifest) -> str:
-    """Digest of what an object is made from, its own annotation left out: 16 hex digits."""
+    """Digest of what an object is made from, its own annotation and its size left out: 16 hex digits."""
     meta = manifest["metadata"]
     annotations = {
         key: value for key, value in meta.get("annotations", {}).items() if key != names.ANNOTATION_SPEC_HASH
     }
     plain = manifest | {"metadata": meta | {"annotations": annotations}}
+    if manifest.get("kind") in SIZE:
+        plain["spec"] = {field: value for field, value in manifest["spec"].items() if field != SIZE[manifest["kind"]]}
     text = json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -21,7 +21,6 @@ from kitestring_operator.observed import Manifest, Observed, Placement, RunConte
 from kitestring_operator.pods import condition, condition_entry
 
 API_VERSION: Final = "kueue.x-k8s.io/v1beta2"
-_SIZE: Final = {"Job": "parallelism", "StatefulSet": "replicas", "Deployment": "replicas"}
 _POD_FIELDS: Final = (
     "nodeSelector",
     "affinity",
@@ -87,10 +86,10 @@ def may_change(workload: Manifest | None) -> bool:
 def _pod_sets(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for item in objects:
-        if item["kind"] not in _SIZE:
+        if item["kind"] not in identity.SIZE:
             continue
         name = _pod_set(item)
-        size = int(item["spec"].get(_SIZE[item["kind"]], 1))
+        size = int(item["spec"].get(identity.SIZE[item["kind"]], 1))
         if name in found:
             found[name]["count"] += size
         else:
@@ -152,7 +151,7 @@ def within_admission(context: RunContext, workload: Manifest | None) -> RunConte
 def placed(item: Manifest, observed: Observed) -> Manifest:
     """An object with its pods where the queue wants them: labels of nodes and tolerations of the assigned flavors, and
     what admission checks add."""
-    if item["kind"] not in _SIZE or observed.workload is None:
+    if item["kind"] not in identity.SIZE or observed.workload is None:
         return item
     placements = _placements(_pod_set(item), observed)
     if not placements:

@@ -10,9 +10,10 @@ import pytest
 from kitestring_api import names
 from kitestring_operator.cluster.errors import ClusterError, ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
-from kitestring_operator.observed import ObjectRef
+from kitestring_operator.observed import ObjectRef, RunContext
+from kitestring_operator.parts.configs import gateway_config
 from kitestring_operator.trainer_job import MOST_DISRUPTIONS
-from tests.operator.documents import NAMESPACE, pool, run, storage_secret
+from tests.operator.documents import NAMESPACE, SETTINGS, pool, run, storage_secret
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.world import World, report
 
@@ -390,6 +391,75 @@ async def test_sizes_and_steps_change_while_it_runs(world: World) -> None:
     found = world.cluster.find("RolloutPool", "calc")
     assert found is not None
     assert (found["status"]["replicas"], found["status"]["runs"], found["status"]["users"]) == (5, 1, ["calculator"])
+
+
+async def test_a_newer_operator_leaves_what_runs_the_config_that_it_was_started_with(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_the_newer(context: RunContext) -> dict[str, Any]:
+        return gateway_config(context) | {"a_new_field": 1}
+
+    def config(file: str) -> dict[str, Any]:
+        found = world.cluster.find("ConfigMap", "calculator-config")
+        assert found is not None
+        read: dict[str, Any] = json.loads(found["data"][file])
+        return read
+
+    await running(world)
+    world.cluster.change("ConfigMap", "calculator-config", {"data": {"of-old.json": "{}"}})
+    old = config("trainer.json")
+    monkeypatch.setattr("kitestring_operator.parts.configs.gateway_config", of_the_newer)
+    images = SETTINGS.images.model_copy(update={"rollout": "kitestring/rollout:2", "trainer": "kitestring/trainer:2"})
+    newer = World(SETTINGS.model_copy(update={"images": images}), world.cluster)
+    newer.trainers.says = report()
+    newer.cluster.change("TrainingRun", "calculator", {"spec": {"steps": 9, "inference": {"replicas": 2}}})
+    await newer.controller.resync()
+    await newer.settle()
+    gateway = world.cluster.find("StatefulSet", "calculator-gateway")
+    assert gateway is not None
+    assert gateway["spec"]["template"]["spec"]["containers"][0]["image"] == "kitestring/rollout:1"
+    assert "a_new_field" not in config("gateway.json")
+    assert len(config("gateway.json")["policies"][0]["servers"]) == 2
+    assert config("trainer.json") == old
+    assert config("of-old.json") == {}
+    # the next trainer is of the newer image
+    newer.cluster.end_job("calculator-trainer-1", code=143)
+    newer.trainers.says = None
+    await newer.settle()
+    assert "calculator-trainer-2" in newer.there("Job")
+    assert config("trainer.json")["spec"]["steps"] == 9
+    assert "a_new_field" not in config("gateway.json")
+    # and after a pause, everything
+    newer.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    await newer.settle()
+    newer.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": False}})
+    await newer.settle()
+    assert config("gateway.json")["a_new_field"] == 1
+    assert "of-old.json" not in (world.cluster.find("ConfigMap", "calculator-config") or {})["data"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"policies": [1]}', '{"policies": [{"servers": []}]}'])
+async def test_the_gateways_config_of_another_version_may_be_anything(world: World, text: str) -> None:
+    await running(world)
+    world.cluster.change("ConfigMap", "calculator-config", {"data": {"gateway.json": text}})
+    images = SETTINGS.images.model_copy(update={"rollout": "kitestring/rollout:2"})
+    newer = World(SETTINGS.model_copy(update={"images": images}), world.cluster)
+    newer.trainers.says = report()
+    await newer.controller.resync()
+    await newer.settle()
+    found = world.cluster.find("ConfigMap", "calculator-config")
+    assert found is not None and found["data"]["gateway.json"] == text
+
+
+async def test_what_may_change_meanwhile_is_in_the_configs(world: World) -> None:
+    """The next process of a part is to start with it."""
+    await running(world)
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"steps": 9, "inference": {"replicas": 2}}})
+    await world.settle()
+    found = world.cluster.find("ConfigMap", "calculator-config")
+    assert found is not None
+    assert json.loads(found["data"]["trainer.json"])["spec"]["steps"] == 9
+    assert len(json.loads(found["data"]["gateway.json"])["policies"][0]["servers"]) == 2
 
 
 async def test_of_policy_servers_nothing_is_said_where_there_are_none(world: World) -> None:

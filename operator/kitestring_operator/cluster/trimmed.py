@@ -55,6 +55,10 @@ def _whole(manifest: Manifest) -> Manifest:
     return {field: manifest[field] for field in ("spec", "status") if field in manifest}
 
 
+def _config(manifest: Manifest) -> Manifest:
+    return {"data": manifest.get("data") or {}}
+
+
 def _metadata_only(_manifest: Manifest) -> Manifest:
     return {}
 
@@ -68,6 +72,7 @@ _CONTENT: Final[Mapping[str, Callable[[Manifest], Manifest]]] = MappingProxyType
         "TrainingRun": _whole,
         "RolloutPool": _whole,
         "Workload": _whole,
+        "ConfigMap": _config,
     }
 )
 """Of kinds that are not here, such as Secrets, the metadata alone."""
