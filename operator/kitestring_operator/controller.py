@@ -101,6 +101,8 @@ class Controller:
                 self._concerns(changed)
         self.heard_at = time.monotonic()
         self.is_synced = True
+        for memory in self._memory.values():
+            memory.refused = None
         for kind in RESOURCES:
             for manifest in self._cache.of_kind(kind):
                 self._queue.add(_key(manifest))

@@ -77,7 +77,8 @@ class Effects:
                 waits.append(await step(observed, decision, memory))
             except ClusterError as error:
                 if isinstance(error, RefusedError) and step == self._make:
-                    memory.refused = (generations(observed), str(error))
+                    remedy = "correct the field that leads to it, or what refuses it; it is tried again at each resync"
+                    memory.refused = (generations(observed), f"{error}; {remedy}")
                     return 0.0
                 failed = failed or error
                 if step == self._make and not isinstance(error, ConflictError):

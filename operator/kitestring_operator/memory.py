@@ -73,7 +73,8 @@ class RunMemory:
     trainer: TrainerMemory | None = None
     status_written_at: float | None = None
     refused: tuple[tuple[int, int], str] | None = None
-    """Generations of run and pool for which the API server refused an object, and what it said."""
+    """Generations of run and pool for which the API server refused an object, and what it said. It is tried again after
+    a resync: what refused it, such as a policy of the cluster, may have changed."""
     hindrance: str | None = None
     """What kept an object from being made when that was last tried; None: nothing."""
     log: tuple[str, str] | None = None

@@ -324,15 +324,29 @@ async def test_what_cannot_be_carried_out_is_said_once(world: World) -> None:
     assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InvalidSpec")
     assert "Required value" in world.status()["message"]
     assert world.there("Deployment") == world.there("Job") == set(), "half a run holds no pods"
-    before = [ref.name for verb, ref in world.cluster.writes if verb == "apply"].count("calculator-gateway")
+    assert "it is tried again at each resync" in world.status()["message"]
+    before, stands = len(world.cluster.writes), world.status()
+    await world.settle()
+    assert len(world.cluster.writes) == before
     await world.controller.resync()
     await world.settle()
-    assert [ref.name for verb, ref in world.cluster.writes if verb == "apply"].count("calculator-gateway") == before
+    assert [(verb, ref.name) for verb, ref in world.cluster.writes[before:]] == [("apply", "calculator-gateway")]
+    assert world.status() == stands, "nobody is told anything new"
     del world.cluster.refuses["calculator-gateway"]
     world.cluster.change("TrainingRun", "calculator", {"spec": {"steps": 4}})
     await world.settle()
     assert condition(world, "Accepted") == ("True", "Accepted")
     assert "calculator-gateway" in world.there("StatefulSet")
+
+
+async def test_what_was_refused_is_carried_out_once_nothing_refuses_it(world: World) -> None:
+    world.cluster.refuses["calculator-gateway"] = "a policy of the cluster forbids it"
+    await started(world)
+    assert world.status()["phase"] == "Pending"
+    world.cluster.refuses.clear()
+    await world.controller.resync()
+    await world.settle()
+    assert world.status()["phase"] == "Starting"
 
 
 @pytest.mark.parametrize(
