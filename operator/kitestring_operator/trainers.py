@@ -76,6 +76,10 @@ class Trainers:
         wants_more = trainer.asked_for(wanted, asked_at)
         return says_more or wants_more or was_silent
 
+    def met_bug(self) -> None:
+        """Count a question that ended with an error of the operator."""
+        self._metrics.trainer_polls.labels("bug").inc()
+
     def _url(self, run: Named) -> str:
         host = identity.service_host(identity.trainer_name(run.name), run.namespace, self._domain)
         return f"http://{host}:{names.PORT_QUEUE}"
@@ -121,18 +125,15 @@ class Poller:
             await asyncio.sleep(self._seconds)
 
     async def ask_all(self) -> None:
-        """Ask every trainer once."""
+        """Ask every trainer once. A bug that one of them meets is logged and counted, and the others are asked."""
         at_once = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for run in list(self._cache.of_kind(names.KIND_TRAINING_RUN)):
-                job = self._trainer_of(run)
-                if job is not None:
-                    group.create_task(self._ask(run, job, at_once))
+                if (run.get("status") or {}).get("phase") in _ACTIVE:
+                    group.create_task(self._ask(run, at_once))
 
     def _trainer_of(self, run: Manifest) -> Manifest | None:
-        """The trainer Job that has not ended, of a run that is under way."""
-        if (run.get("status") or {}).get("phase") not in _ACTIVE:
-            return None
+        """The trainer Job that has not ended."""
         metadata = run["metadata"]
         for item in self._cache.of_run(metadata["namespace"], metadata["name"]):
             labels = item["metadata"].get("labels") or {}
@@ -141,13 +142,20 @@ class Poller:
                 return item
         return None
 
-    async def _ask(self, run: Manifest, job: Manifest, at_once: asyncio.Semaphore) -> None:
+    async def _ask(self, run: Manifest, at_once: asyncio.Semaphore) -> None:
         named = RunName(run)
         key = (named.namespace, named.name)
         async with at_once:
-            memory = self._memory_of(key, named.uid)
-            if await self._trainers.ask(named, memory, job["metadata"]["uid"], self._rollouts(run)):
-                self._changed(key)
+            try:
+                job = self._trainer_of(run)
+                if job is None:
+                    return
+                memory = self._memory_of(key, named.uid)
+                if await self._trainers.ask(named, memory, job["metadata"]["uid"], self._rollouts(run)):
+                    self._changed(key)
+            except Exception:  # the boundary of one run
+                log.exception("TrainingRun %s/%s: an error of the operator while its trainer was asked", *key)
+                self._trainers.met_bug()
 
     def _rollouts(self, run: Manifest) -> int:
         """How many rollouts may have a Job at once; 0: they have none of their own."""

@@ -13,6 +13,7 @@ from kitestring_operator.cluster.errors import NotLeadingError, UnavailableError
 from kitestring_operator.desired import desired
 from kitestring_operator.events import Events
 from kitestring_operator.observed import Desired, Event, Manifest, ObjectRef, Observed
+from kitestring_operator.run_report import RunReport
 from kitestring_operator.settings import Settings
 from tests.operator.documents import pool, run, storage_secret
 from tests.operator.fake_cluster import FakeCluster
@@ -87,6 +88,27 @@ async def test_a_bug_that_one_run_meets_does_not_stop_the_others(monkeypatch: py
     assert said["type"] == "Warning" and "KeyError: 'a bug'" in said["message"]
     counted = {"kind": "TrainingRun", "outcome": "bug"}
     assert world.metrics.registry.get_sample_value("kitestring_operator_reconcile_seconds_count", counted)
+
+
+async def test_a_bug_that_one_trainer_meets_does_not_keep_the_others_from_being_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = filled(World())
+    world.cluster.put(run("cursed"))
+    await world.settle()
+    asked = world.trainers.report
+
+    async def broken(url: str, credential: str) -> RunReport:
+        if "cursed" in url:
+            raise KeyError("a bug")
+        return await asked(url, credential)
+
+    monkeypatch.setattr(world.trainers, "report", broken)
+    world.trainers.says = report()
+    await world.settle()
+    assert world.status()["phase"] == "Running"
+    assert "KeyError: 'a bug'" in caplog.text and "team-a/cursed" in caplog.text
+    assert world.metrics.registry.get_sample_value("kitestring_operator_trainer_polls_total", {"outcome": "bug"})
 
 
 async def test_a_flood_of_pods_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
