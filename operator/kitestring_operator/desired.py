@@ -10,8 +10,9 @@ from typing import Any
 from kitestring_api import names
 from kitestring_api.errors import UserMistakeError
 from kitestring_api.v1alpha1.status import Phase
-from kitestring_operator import identity, parts, queueing, rollouts
+from kitestring_operator import identity, queueing, rollouts
 from kitestring_operator.acceptance import Refusal, refusal
+from kitestring_operator.blueprint import blueprint
 from kitestring_operator.kept_configs import with_kept_configs
 from kitestring_operator.lifecycle import Course, course, seconds_left
 from kitestring_operator.observed import (
@@ -115,8 +116,8 @@ def run_context(settings: Settings, observed: Observed, trainer_number: int) -> 
 def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
     context = run_context(settings, observed, way.trainer_number)
     context = queueing.within_admission(context, observed.workload)
-    objects = [_stamped(item, way) if _is_trainer_job(item) else item for item in parts.run_objects(context)]
-    objects += rollouts.worker_objects(context)
+    plan = blueprint(context)
+    objects = [_stamped(item, way) if _is_trainer_job(item) else item for item in plan]
     workloads = _workloads(context, observed, objects)
     if not way.may_start_trainer:
         objects = [item for item in objects if not _is_trainer_job(item) or _is_there(observed, item)]
@@ -124,8 +125,10 @@ def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
     if context.pool.isolation == "Job":
         apart = _rollout_jobs(context, observed)
     made = (queueing.placed(item, observed) for item in (*objects, *apart.objects))
+    untouched = {id(item) for item in plan}
+    hashed = [item if id(item) in untouched else identity.with_spec_hash(item) for item in made]
     return _Made(
-        objects=with_kept_configs([identity.with_spec_hash(item) for item in made], observed),
+        objects=with_kept_configs(hashed, observed),
         workloads=workloads,
         generated_secrets=(credentials.generated_secret(observed.name),),
         deletions=tuple(apart.deletions),

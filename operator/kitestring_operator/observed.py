@@ -195,6 +195,10 @@ class RunContext:
     checkpoints: Mapping[str, str]
     """status.checkpoint of the other runs of the namespace, by their names."""
 
+    def __hash__(self) -> int:
+        """Of what tells runs apart; specs have none."""
+        return hash((self.uid, self.trainer_number))
+
 
 # --- What is decided ----------------------------------------------------------------------------------------------
 

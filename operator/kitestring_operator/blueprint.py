@@ -1,0 +1,26 @@
+"""What a run consists of as far as settings, spec and pool say it. Pure, and remembered from one decision to the next.
+
+A run is looked at once a second while its spec stays: making its manifests anew each time was two thirds of a decision.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from kitestring_operator import identity, parts, rollouts
+from kitestring_operator.observed import Manifest, RunContext
+
+KEPT: Final = 256
+"""Runs whose manifests are remembered; those of one take 120 kB."""
+
+
+@lru_cache(maxsize=KEPT)
+def blueprint(context: RunContext) -> tuple[Manifest, ...]:
+    """Everything of a running run but Jobs of single rollouts, with spec hashes, in the order in which it is to be
+    applied. The manifests are shared by all decisions: they are not to be changed.
+
+    Raises UserMistakeError, naming the field, for what cannot be carried out.
+    """
+    objects = (*parts.run_objects(context), *rollouts.worker_objects(context))
+    return tuple(identity.with_spec_hash(item) for item in objects)

@@ -1,0 +1,43 @@
+"""What runs are made of is remembered, and never the wrong thing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from kitestring_api.errors import UserMistakeError
+from kitestring_operator import identity, parts, rollouts
+from kitestring_operator.blueprint import blueprint
+from tests.operator.parts.rendering import CASES, context, documents
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_what_the_parts_make(case: str) -> None:
+    seen = context(*documents(case))
+    made = [identity.with_spec_hash(item) for item in (*parts.run_objects(seen), *rollouts.worker_objects(seen))]
+    assert list(blueprint(seen)) == made
+    assert blueprint(context(*documents(case))) is blueprint(seen), "equal contexts, one making"
+
+
+def test_a_change_is_made_anew() -> None:
+    run, pool = documents("verl-cpu")
+    first = blueprint(context(run, pool))
+    changed = copy.deepcopy(run)
+    changed["spec"]["gateway"] = {"replicas": 7}
+    sizes = {
+        item["metadata"]["name"]: item["spec"].get("replicas")
+        for item in blueprint(context(changed, pool))
+        if item["kind"] == "StatefulSet"
+    }
+    assert 7 in sizes.values()
+    assert blueprint(context(run, pool)) == first
+    assert blueprint(context(run, pool, namespace="team-b"))[0]["metadata"]["namespace"] == "team-b"
+
+
+def test_what_cannot_be_made_is_said_each_time() -> None:
+    run, pool = documents("verl-cpu")
+    run["spec"]["gateway"] = {"template": {"spec": {"containers": [{"name": "gateway", "$patch": "delete"}]}}}
+    for _ in range(2):
+        with pytest.raises(UserMistakeError, match="gateway"):
+            blueprint(context(run, pool))
