@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from kitestring_api import names
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
+
+REPLICATED: Final[Mapping[str, Any]] = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+"""Of parts that have replicas. One that does not serve anyway holds up no drain: else, while one of them cannot start,
+no node of the others could be emptied."""
 
 
 def disruption_budgets(context: RunContext) -> list[Manifest]:
@@ -16,17 +21,17 @@ def disruption_budgets(context: RunContext) -> list[Manifest]:
     budgets = [
         # `maxUnavailable: 0` means the same, but a Job has no scale from which Kubernetes could count it
         _budget(context, identity.trainer_name(context.name), trainer, {"minAvailable": context.spec.trainer.nodes}),
-        _budget(context, identity.gateway_name(context.name), gateway, {"maxUnavailable": 1}),
+        _budget(context, identity.gateway_name(context.name), gateway, REPLICATED),
     ]
     for policy in context.spec.trained_policies:
         name = identity.policy_server_name(context.name, policy.name)
         further = {names.LABEL_POLICY: policy.name}
-        budgets.append(_budget(context, name, names.COMPONENT_POLICY_SERVER, {"maxUnavailable": 1}, further))
+        budgets.append(_budget(context, name, names.COMPONENT_POLICY_SERVER, REPLICATED, further))
     return budgets
 
 
 def _budget(
-    context: RunContext, name: str, component: str, bound: dict[str, int], further: dict[str, str] | None = None
+    context: RunContext, name: str, component: str, bound: Mapping[str, Any], further: dict[str, str] | None = None
 ) -> Manifest:
     selected = identity.selector(context, component, further or identity.NONE)
     spec: dict[str, Any] = {**bound, "selector": {"matchLabels": selected}}

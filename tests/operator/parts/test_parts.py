@@ -11,6 +11,7 @@ from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
 from kitestring_operator.parts import run_objects
 from kitestring_operator.parts.credentials import generated_secret
+from kitestring_operator.parts.disruption import disruption_budgets
 from kitestring_operator.parts.inputs import inputs_of
 from kitestring_operator.parts.network import endpoint
 from kitestring_operator.parts.policy_server import vllm_arguments
@@ -438,6 +439,18 @@ def at_port(number: int) -> dict[str, Any]:
 )
 def test_egress_to_a_url(url: str, expected: dict[str, Any]) -> None:
     assert endpoint(case("verl-cpu"), url) == expected
+
+
+def test_a_pod_that_does_not_serve_anyway_holds_up_no_drain() -> None:
+    """But that of the trainer does: it is unready for hours while it starts."""
+    policies = {
+        item["metadata"]["name"]: item["spec"].get("unhealthyPodEvictionPolicy")
+        for item in disruption_budgets(case("verl-cpu"))
+    }
+    name = case("verl-cpu").name
+    trainer = policies.pop(identity.trainer_name(name))
+    assert trainer is None
+    assert len(policies) == 2 and set(policies.values()) == {"AlwaysAllow"}
 
 
 # --- Secrets ------------------------------------------------------------------------------------------------------
