@@ -103,6 +103,9 @@ class Controller:
         self.is_synced = True
         for memory in self._memory.values():
             memory.refused = None
+        uids = {manifest["metadata"]["uid"] for kind in RESOURCES for manifest in self._cache.of_kind(kind)}
+        self._observation.resynced(uids)
+        self._effects.resynced(uids)
         for kind in RESOURCES:
             for manifest in self._cache.of_kind(kind):
                 self._queue.add(_key(manifest))
@@ -207,9 +210,7 @@ class Controller:
         """Make a run what it is to be. Seconds after which something falls due, if anything. Raises ClusterError."""
         run = self._cache.get(key.ref)
         if run is None:
-            gone = self._memory.pop((key.namespace, key.name), None)
-            if gone is not None:
-                self._observation.forget(gone.uid)
+            self._memory.pop((key.namespace, key.name), None)
             self._queue.forget(key)
             return None
         memory = self.memory_of((key.namespace, key.name), run["metadata"]["uid"])
@@ -224,9 +225,6 @@ class Controller:
         pool = self._cache.get(key.ref)
         if pool is None or "deletionTimestamp" in pool["metadata"]:
             self._queue.forget(key)
-            if pool is not None:
-                self._observation.forget(pool["metadata"]["uid"])
-                self._effects.forget_pool(pool["metadata"]["uid"])
             return None
         started = time.thread_time()
         runs = self._users(key.namespace, key.name)

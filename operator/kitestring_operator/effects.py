@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kitestring_api import names
@@ -233,9 +233,9 @@ class Effects:
         self._saw(await self._cluster.patch_status(ref, uid, status))
         return None
 
-    def forget_pool(self, uid: str) -> None:
-        """The pool is gone."""
-        self._pools_written.pop(uid, None)
+    def resynced(self, uids: Collection[str]) -> None:
+        """Everything was listed, and these are the runs and pools that are there."""
+        self._pools_written = {uid: when for uid, when in self._pools_written.items() if uid in uids}
 
     # --- Status ---------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -56,6 +56,8 @@ class Observation:
         """uid of the run → generations for which it was read, and the reading."""
         self._flavors_read: dict[str, Placement] = {}
         self._priorities: dict[str, int] = {}
+        self._fresh: set[str] = set()
+        """Flavors that were read since the last resync."""
         self._pools: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     async def of(self, run: Manifest, memory: RunMemory) -> Observed:
@@ -107,10 +109,13 @@ class Observation:
             known = self._pools[metadata["uid"]] = (metadata.get("generation", 0), read_pool(pool))
         return known[1]
 
-    def forget(self, uid: str) -> None:
-        """The run or the pool is gone."""
-        self._readings.pop(uid, None)
-        self._pools.pop(uid, None)
+    def resynced(self, uids: Collection[str]) -> None:
+        """Everything was listed, and these are the runs and pools that are there. What no watch tells of is asked for
+        again."""
+        self._readings = {uid: known for uid, known in self._readings.items() if uid in uids}
+        self._pools = {uid: known for uid, known in self._pools.items() if uid in uids}
+        self._priorities.clear()
+        self._fresh.clear()
 
     # --- Documents ------------------------------------------------------------------------------------------------
 
@@ -173,16 +178,23 @@ class Observation:
         return await self._cluster.get(ref)
 
     async def _flavors(self, run: Manifest, workload: Manifest | None) -> dict[str, Placement]:
-        """Of the flavors that were assigned; they are read once."""
+        """Of the flavors that were assigned; they are read once after each resync."""
         wanted = frozenset() if (run.get("status") or {}).get("completionTime") else flavors_of(workload)
-        for name in wanted - self._flavors_read.keys():
-            flavor = await self._cluster.get(KINDS["ResourceFlavor"].ref("", name))
+        for name in wanted - self._fresh:
+            try:
+                flavor = await self._cluster.get(KINDS["ResourceFlavor"].ref("", name))
+            except ClusterError as error:
+                if name not in self._flavors_read:
+                    raise
+                log.warning("%s; what it said before is used", error)
+                continue
             spec = {} if flavor is None else flavor.get("spec") or {}
             self._flavors_read[name] = Placement(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
+            self._fresh.add(name)
         return {name: self._flavors_read[name] for name in wanted}
 
     async def _priority(self, spec: TrainingRunSpec | None, workload: Manifest | None) -> int | None:
-        """Of a run whose Workload is to be made. The value of a class never changes: it is read once."""
+        """Of a run whose Workload is to be made; read once after each resync: another class may have the name."""
         if spec is None or spec.scheduling.queue_name is None or spec.scheduling.priority_class_name is None:
             return None
         if not may_change(workload):

@@ -10,12 +10,13 @@ import pytest
 
 from kitestring_operator import controller as module
 from kitestring_operator.cluster.errors import NotLeadingError, UnavailableError
+from kitestring_operator.cluster.kinds import KINDS, RESOURCES
 from kitestring_operator.desired import desired
 from kitestring_operator.events import Events
 from kitestring_operator.observed import Desired, Event, Manifest, ObjectRef, Observed
 from kitestring_operator.run_report import RunReport
 from kitestring_operator.settings import Settings
-from tests.operator.documents import pool, run, storage_secret
+from tests.operator.documents import NAMESPACE, pool, run, storage_secret
 from tests.operator.fake_cluster import FakeCluster
 from tests.operator.world import World, report, working
 
@@ -118,9 +119,8 @@ async def test_a_flood_of_pods_is_gathered(monkeypatch: pytest.MonkeyPatch) -> N
     world.trainers.says = report()
     await world.settle()
     deployment = world.cluster.find("Deployment", "calculator-rollout")
-    found = world.cluster.find("RolloutPool", "calc")
-    assert deployment is not None and found is not None
-    world.effects.forget_pool(found["metadata"]["uid"])
+    assert deployment is not None
+    world.forget_pace()
     before = len(world.cluster.writes)
     async with working(world):
         for number in range(1000):
@@ -183,6 +183,24 @@ async def test_an_event_that_cannot_be_said_does_no_harm() -> None:
 
     cluster = Refusing()
     await Events(cluster, "test").say(cluster.put(run()), Event("Normal", "Running", "x"))
+
+
+async def test_nothing_is_kept_of_what_is_gone() -> None:
+    world = filled(World())
+    await world.settle()
+    for _ in range(3):
+        world.cluster.remove(KINDS["TrainingRun"].ref(NAMESPACE, "calculator"))
+        world.cluster.remove(KINDS["RolloutPool"].ref(NAMESPACE, "calc"))
+        world.cluster.put(pool())
+        world.cluster.put(run())
+        await world.settle()
+    item = next(iter(world.cache.of_kind("RolloutPool")))
+    await world.effects.write_pool_status(item, {"replicas": 9})
+    await world.controller.resync()
+    living = {item["metadata"]["uid"] for kind in RESOURCES for item in world.cluster.of_kind(kind)}
+    observation = world.controller._observation
+    assert observation._readings.keys() | observation._pools.keys() == living
+    assert world.effects._pools_written.keys() <= living
 
 
 async def test_figures_count_runs_and_rollouts() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kitestring_operator.cluster.errors import ForbiddenError
+from kitestring_operator.cluster.errors import ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.observed import Manifest, ObjectRef
 from kitestring_operator.pods import condition
@@ -137,6 +137,37 @@ async def test_what_the_queue_says_and_cannot_be_read_holds_the_run_back(
     await world.settle()
     assert world.status()["phase"] == ("Queued" if by_priority else "Starting")
     assert the_workload(world)["spec"].get("priority") == (7 if by_priority else None)
+
+
+async def test_flavors_and_priorities_are_read_again_after_a_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = await queued(scheduling={"queueName": "gpus", "priorityClassName": "high"})
+    high = {"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1"} | HIGH
+    world.cluster.put(high | {"value": 7})
+    await world.settle()
+    world.cluster.put(high | {"value": 8})
+    await world.controller.resync()
+    await world.settle()
+    assert the_workload(world)["spec"]["priority"] == 8
+    admit(world)
+    await world.settle()
+    world.cluster.change("ResourceFlavor", "spot", {"spec": {"nodeLabels": {"node": "cheap"}}}, namespace="")
+    await world.controller.resync()
+    await world.settle()
+    assert node_of_workers(world) == "cheap"
+
+    async def away(_: ObjectRef) -> None:
+        raise UnavailableError("get", 503, "later")
+
+    monkeypatch.setattr(world.cluster, "get", away)
+    await world.controller.resync()
+    await world.settle()
+    assert (node_of_workers(world), world.status()["phase"]) == ("cheap", "Starting"), "what was known still holds"
+
+
+def node_of_workers(world: World) -> str:
+    found = world.cluster.find("Deployment", "calculator-rollout")
+    assert found is not None
+    return str(found["spec"]["template"]["spec"]["nodeSelector"]["node"])
 
 
 async def test_admission_starts_the_run_where_the_queue_wants_it() -> None:

@@ -129,8 +129,7 @@ class World:
             metadata = run["metadata"]
             memory = self.controller.memory_of((metadata["namespace"], metadata["name"]), metadata["uid"])
             memory.status_written_at = None
-        for pool in self.cache.of_kind(names.KIND_ROLLOUT_POOL):
-            self.effects.forget_pool(pool["metadata"]["uid"])
+        self.effects.resynced(())
 
     def status(self, name: str = "calculator") -> dict[str, Any]:
         found = self.cluster.find(names.KIND_TRAINING_RUN, name)
