@@ -90,7 +90,7 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
     status = observed.status
     step = _steps_done(observed)
     losses = Losses(int(status.get("restarts") or 0), step=step) if newest is None else newest.losses(step)
-    prior = Phase(status["phase"]) if status.get("phase") else None
+    prior = _phase(status.get("phase"))
     started_at = parse_time(status.get("startTime")) or (observed.now if jobs else None)
     seen = Course(
         prior or Phase.PENDING,
@@ -243,6 +243,11 @@ def _seconds_to_restart(observed: Observed, seen: Course) -> float:
         return 0.0
     wait = min(FIRST_RESTART_SECONDS * 2.0 ** min(before - 1, 16), LONGEST_RESTART_SECONDS)
     return (end.ended_at + timedelta(seconds=wait) - observed.now).total_seconds()
+
+
+def _phase(word: object) -> Phase | None:
+    """A phase of the status; None for one of another version's."""
+    return next((phase for phase in Phase if phase == word), None)
 
 
 def _steps_done(observed: Observed) -> int:

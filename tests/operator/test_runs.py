@@ -494,6 +494,13 @@ async def test_another_operator_changes_nothing_before_it_has_asked(world: World
     assert world.cluster.writes[before:] == []
 
 
+async def test_a_phase_of_another_version_is_none(world: World) -> None:
+    await running(world)
+    world.cluster.change("TrainingRun", "calculator", {"status": {"phase": "Hibernating"}})
+    await world.settle()
+    assert world.status()["phase"] == "Running"
+
+
 async def test_a_deleted_run_is_left_to_the_garbage_collector(world: World) -> None:
     await running(world)
     before = len(world.cluster.writes)
