@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -340,6 +341,62 @@ def test_weights_that_do_not_fit_are_refused_whole(folders: tuple[Path, Path], t
     assert f"{name} holds values that are not finite" in refusal({**good, name: good[name] * torch.inf})
     whole = (folders[1] / "model.safetensors").read_bytes()
     assert "not a whole safetensors file" in refusal(whole[: len(whole) // 2])
+
+
+def shard(folder: Path, tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Put tensors into two files and say so in an index; gives its weight_map."""
+    folder.mkdir(exist_ok=True)
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    names = sorted(tensors)
+    for file, part in zip(files, (names[::2], names[1::2]), strict=True):
+        save_file({name: tensors[name] for name in part}, folder / file)
+    where = {name: files[at % 2] for at, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return where
+
+
+def test_weights_in_several_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """As large models come, and as the trainer then publishes the first version."""
+    current = load_model(folders[0], None).weights()
+    shard(tmp_path / "w", load_file(folders[1] / "model.safetensors"))
+    found = read_weights(str(tmp_path / "w"), tmp_path, current)
+    wanted = read_weights(str(folders[1]), folders[1], current)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_weights_in_several_files_that_are_not_what_their_index_says(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = load_model(folders[0], None).weights()
+    good = load_file(folders[1] / "model.safetensors")
+    folder, name = tmp_path / "w", "model.layers.0.mlp.up_proj.weight"
+    where = shard(folder, good)
+    index = folder / "model.safetensors.index.json"
+
+    def refusal(said: object) -> str:
+        index.write_text(said if isinstance(said, str) else json.dumps({"weight_map": said}))
+        with pytest.raises(RequestRefused) as refused:
+            read_weights(str(folder), tmp_path, current)
+        return refused.value.message
+
+    other = next(file for file in where.values() if file != where[name])
+    assert f"{name} is in " in refusal({**where, name: other})
+    assert f"{name} is in " in refusal({k: v for k, v in where.items() if k != name})
+    assert "extra is in " in refusal({**where, "extra": other})
+    assert "lacks tensors of the model" in refusal({k: v for k, v in where.items() if v != other})
+    assert "model-3.safetensors does not exist" in refusal({**where, name: "model-3.safetensors"})
+    for outside in ("../x.safetensors", "/x.safetensors", "", ".", "..", "a\0b", 3):
+        assert "which is no name of a file beside it" in refusal({**where, name: outside})
+    assert "has no weight_map" in refusal("{}") and "has no weight_map" in refusal("[") and "no object" in refusal([])
+    (tmp_path.parent / "outside.safetensors").write_bytes((folder / other).read_bytes())
+    (folder / "link.safetensors").symlink_to(tmp_path.parent / "outside.safetensors")
+    assert "not below the weights root" in refusal({**where, name: "link.safetensors"})
+    shard(folder, {**good, name: torch.zeros(1, 2)})
+    read = index.read_text()
+    assert f"{name} has shape [1, 2], the model [48, 32]" in refusal(read)
+    monkeypatch.setattr("kitestring_trainer.policy_server.weights._LONGEST_INDEX", 10)
+    assert "is longer than 10 bytes" in refusal(read)
 
 
 def test_weights_are_read_from_below_the_root_only(folders: tuple[Path, Path], tmp_path: Path) -> None:
