@@ -30,7 +30,7 @@ def check_version(version: str) -> str:
 
 
 def is_superseded(version: str, by: str | None) -> bool:
-    """Whether `by` is of a later start of the trainer: a version is `{incarnation}.{push}`. Others supersede nothing."""
+    """Whether `by` is of a later start of the trainer. Versions are `{incarnation}.{push}`; others never are."""
     found = [re.match(r"[0-9]+(?=\.)", name) for name in (version, by or "")]
     return found[0] is not None and found[1] is not None and int(found[0][0]) < int(found[1][0])
 
