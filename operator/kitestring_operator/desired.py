@@ -33,7 +33,7 @@ from kitestring_operator.rollouts.rollout_jobs import refusal as unfit
 from kitestring_operator.run_report import RunReport
 from kitestring_operator.settings import Settings
 from kitestring_operator.status import events_of, status_of
-from kitestring_operator.stopping import is_rollout_job, stopped, superfluous, with_secret
+from kitestring_operator.stopping import is_rollout_job, secrets_alone, stopped, superfluous, with_secret
 
 
 def desired(settings: Settings, observed: Observed) -> Desired:
@@ -196,7 +196,9 @@ def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
         (over if end is not None or has_ended(job) else going).append(job)
     wanted, refused = _to_start(context, observed, going, over)
     objects = [item for entry in wanted for item in rollouts.rollout_job(context, entry)]
-    return _Apart(tuple(objects), tuple(with_secret(observed, over)), (*lost, *refused))
+    waiting = [identity.rollout_job_name(context.name, entry.rollout, entry.number) for entry in observed.wanted]
+    gone = (*with_secret(observed, over), *secrets_alone(observed, waiting))
+    return _Apart(tuple(objects), gone, (*lost, *refused))
 
 
 def _to_start(

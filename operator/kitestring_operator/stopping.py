@@ -28,7 +28,7 @@ def stopped(observed: Observed, course: Course) -> list[ObjectRef]:
             holders = first
     rollouts = [item for item in holders if is_rollout_job(item)]
     others = [ObjectRef.of(item) for item in holders if not is_rollout_job(item) and not _is_going(item)]
-    return others + with_secret(observed, rollouts)
+    return others + with_secret(observed, rollouts) + secrets_alone(observed, ())
 
 
 def superfluous(observed: Observed, wanted: Iterable[Manifest]) -> list[ObjectRef]:
@@ -48,6 +48,21 @@ def with_secret(observed: Observed, jobs: Collection[Manifest]) -> list[ObjectRe
     names_of = {job["metadata"]["name"] for job in jobs}
     secrets = [item for item in observed.of_kind("Secret") if item["metadata"]["name"] in names_of]
     return [ObjectRef.of(item) for item in (*jobs, *secrets) if not _is_going(item)]
+
+
+def secrets_alone(observed: Observed, wanted: Collection[str]) -> list[ObjectRef]:
+    """Secrets of rollouts that have no Job, and whose Job, of the same name, is not `wanted` either.
+
+    They are left where a process ended between two requests, or someone deleted the Job.
+    """
+    known = {job["metadata"]["name"] for job in observed.of_kind("Job")} | set(wanted)
+    return [
+        ObjectRef.of(item)
+        for item in observed.of_kind("Secret")
+        if names.LABEL_ROLLOUT in (item["metadata"].get("labels") or {})
+        and item["metadata"]["name"] not in known
+        and not _is_going(item)
+    ]
 
 
 def is_rollout_job(item: Manifest) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from kitestring_api import names
 from kitestring_operator import identity
-from kitestring_operator.observed import LostRollout, WantedRollout
+from kitestring_operator.cluster.errors import UnavailableError
+from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.observed import LostRollout, Manifest, WantedRollout
 from kitestring_operator.trainer_client import TrainerSilentError
-from tests.operator.documents import SETTINGS, pool, run, storage_secret
+from tests.operator.documents import NAMESPACE, SETTINGS, pool, run, storage_secret
 from tests.operator.world import World, report
 
 
@@ -129,3 +133,50 @@ async def test_the_next_try_has_a_job_of_its_own(number: int) -> None:
     world.trainers.wants = wanted("a", number=number)
     await world.settle()
     assert rollouts_of(world) == {job_name("a", number)}
+
+
+async def test_a_secret_that_no_job_uses_goes() -> None:
+    world = await world_of()
+    world.trainers.wants = wanted("a", "b")
+    await world.settle()
+    world.trainers.wants = ()
+    left = copy.deepcopy(world.cluster.find("Secret", job_name("a")))
+    assert left is not None
+    # someone deletes the Job; and a process ended before it made one
+    world.cluster.remove(KINDS["Job"].ref(NAMESPACE, job_name("a")))
+    left["metadata"]["name"] = job_name("z")
+    world.cluster.put(left)
+    await world.controller.resync()
+    await world.settle()
+    assert world.there("Secret") == {"storage-keys", "calculator-keys", job_name("b")}
+
+
+async def test_the_secret_of_a_rollout_that_waits_for_its_job_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = await world_of()
+    apply = world.cluster.apply
+
+    async def only_secrets(manifest: Manifest) -> Manifest:
+        if manifest["kind"] == "Job":
+            raise UnavailableError("apply", 503, "later")
+        return await apply(manifest)
+
+    with monkeypatch.context() as away:
+        away.setattr(world.cluster, "apply", only_secrets)
+        world.trainers.wants = wanted("a")
+        await world.ask()
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
+    assert job_name("a") in world.there("Secret")
+    assert ("delete", KINDS["Secret"].ref(NAMESPACE, job_name("a"))) not in world.cluster.writes
+
+
+async def test_a_pause_takes_secrets_without_jobs_away_too() -> None:
+    world = await world_of()
+    world.trainers.wants = wanted("a")
+    await world.settle()
+    world.trainers.wants = ()
+    world.cluster.remove(KINDS["Job"].ref(NAMESPACE, job_name("a")))
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    await world.settle()
+    assert world.there("Secret") == {"storage-keys", "calculator-keys"}
