@@ -183,17 +183,16 @@ def endpoints(context: RunContext, urls: Iterable[str]) -> list[Entry]:
     """Where these URLs lead, each once."""
     entries: list[Entry] = []
     for url in urls:
-        entry = endpoint(context, url)
-        if entry not in entries:
-            entries.append(entry)
+        entries += [entry for entry in endpoint(context, url) if entry not in entries]
     return entries
 
 
-def endpoint(context: RunContext, url: str) -> Entry:
+def endpoint(context: RunContext, url: str) -> list[Entry]:
     """Egress to the host of a URL.
 
     An address by itself; a Service by its namespace, on any port, since a policy sees the port of the pods and not that
-    of the Service; any other name by its port, since a policy cannot name it.
+    of the Service; any other name by its port, since a policy cannot name it. A name of two parts may be either
+    (`minio.storage`, `huggingface.co`), which only a resolver knows: both are open.
     """
     parsed = urlsplit(url)
     host = parsed.hostname or ""
@@ -201,16 +200,21 @@ def endpoint(context: RunContext, url: str) -> Entry:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        namespace = _namespace(context, host)
-        if namespace is not None:
-            return {"to": [{"namespaceSelector": {"matchLabels": {LABEL_NAMESPACE: namespace}}}]}
-        return {"ports": ports([port])}
-    return {"to": [{"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}], "ports": ports([port])}
+        return _named(context, host, port)
+    return [{"to": [{"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}], "ports": ports([port])}]
 
 
-def _namespace(context: RunContext, host: str) -> str | None:
-    """Of a Service of the cluster (`name`, `name.namespace.svc`, …), or None for a name of elsewhere."""
+def _named(context: RunContext, host: str, port: int) -> list[Entry]:
+    """A Service of the cluster (`name`, `name.namespace`, `name.namespace.svc`, …), or a host of elsewhere."""
     labels = host.rstrip(".").split(".")
     if len(labels) == 1:
-        return context.namespace
-    return labels[1] if len(labels) >= 3 and labels[2] == "svc" else None
+        return [_anywhere_in(context.namespace)]
+    if len(labels) >= 3 and labels[2] == "svc":
+        return [_anywhere_in(labels[1])]
+    elsewhere: Entry = {"ports": ports([port])}
+    # a dot at its end says that the name is whole: the cluster's own domains are not tried
+    return [_anywhere_in(labels[1]), elsewhere] if len(labels) == 2 and not host.endswith(".") else [elsewhere]
+
+
+def _anywhere_in(namespace: str) -> Entry:
+    return {"to": [{"namespaceSelector": {"matchLabels": {LABEL_NAMESPACE: namespace}}}]}

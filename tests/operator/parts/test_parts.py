@@ -427,17 +427,20 @@ def at_port(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("http://seaweedfs:8333", in_namespace("team-a")),
-        ("http://minio.storage.svc:9000", in_namespace("storage")),
-        ("http://minio.storage.svc.cluster.local:9000", in_namespace("storage")),
-        ("http://minio-0.minio.storage.svc:9000", at_port(9000)),
-        ("https://s3.eu-central-1.amazonaws.com", at_port(443)),
-        ("http://models.test/v1", at_port(80)),
-        ("http://10.0.0.9:8333", {"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], **at_port(8333)}),
-        ("https://[fd00::9]", {"to": [{"ipBlock": {"cidr": "fd00::9/128"}}], **at_port(443)}),
+        ("http://seaweedfs:8333", [in_namespace("team-a")]),
+        ("http://minio.storage.svc:9000", [in_namespace("storage")]),
+        ("http://minio.storage.svc.cluster.local:9000", [in_namespace("storage")]),
+        ("http://minio-0.minio.storage.svc:9000", [at_port(9000)]),
+        ("https://s3.eu-central-1.amazonaws.com", [at_port(443)]),
+        # a Service, whose pods may listen on another port, or a host
+        ("http://minio.storage:9000", [in_namespace("storage"), at_port(9000)]),
+        ("https://huggingface.co", [in_namespace("co"), at_port(443)]),
+        ("https://huggingface.co.", [at_port(443)]),
+        ("http://10.0.0.9:8333", [{"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], **at_port(8333)}]),
+        ("https://[fd00::9]", [{"to": [{"ipBlock": {"cidr": "fd00::9/128"}}], **at_port(443)}]),
     ],
 )
-def test_egress_to_a_url(url: str, expected: dict[str, Any]) -> None:
+def test_egress_to_a_url(url: str, expected: list[dict[str, Any]]) -> None:
     assert endpoint(case("verl-cpu"), url) == expected
 
 
