@@ -13,6 +13,7 @@ from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.learners import learner_config, make_learner, resumable_step
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.queue.state import Tries
+from kitestring_trainer.verl_backend.nodes import LEAVING_SECONDS
 from tests.trainer.world import GATEWAY_CREDENTIAL, World
 
 
@@ -57,6 +58,13 @@ def test_what_the_backend_gets_of_the_run(world: World) -> None:
     assert config.weights_dtype == "float32"
     resumed = learner_config(verl(world), resumed_step=5)
     assert resumed.resume_from == world.folder / "run" / "checkpoints" / "state-000005"
+
+
+def test_a_stop_takes_what_the_run_says_on_all_machines(world: World) -> None:
+    config = verl(world)
+    timing = config.timing.model_copy(update={"stop": 105.0})
+    share = learner_config(config.model_copy(update={"timing": timing}), resumed_step=0).stop_seconds
+    assert 60 <= share < 105 - LEAVING_SECONDS, "the others leave after the learner, and before they are killed"
 
 
 def on_two_nodes(world: World, **changes: Any) -> TrainerConfig:
