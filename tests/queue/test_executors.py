@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kitestring_api import names
 from kitestring_rollout.protocol.queue import Lease, Leases, WantedRollout, WantedRollouts
 from kitestring_trainer.driver import run
-from kitestring_trainer.queue.executors import PerTask, credential_for, is_allowed, pod_problem, rollout_of
+from kitestring_trainer.queue.executors import PerTask, credential_for, pod_problem, rollout_of
 from kitestring_trainer.tasks import Task
 from tests.trainer.world import QUEUE_CREDENTIAL, QUICK, World, answer_right, ended
 
@@ -34,20 +34,6 @@ def test_a_credential_opens_its_rollout_under_its_key_only(rollout: str, key: st
 @pytest.mark.parametrize("nonsense", ["", ".", "t1", "t1.", ".abc", "ü.ö", "\udce4.x"])
 def test_what_is_no_credential_opens_nothing(nonsense: str) -> None:
     assert rollout_of(nonsense, "key") is None
-
-
-@pytest.mark.parametrize(
-    ("image", "allowed"),
-    [
-        ("python:3.11", True),
-        ("python:3.11-slim", False),
-        ("registry/agents/a:1", True),
-        ("registry/agents", False),
-        ("evil/registry/agents/a", False),
-    ],
-)
-def test_images_are_those_that_the_pool_allows(image: str, allowed: bool) -> None:
-    assert is_allowed(image, RULES.allowed_images) is allowed
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from kitestring_api import names
+from kitestring_api.images import is_allowed
 from kitestring_api.v1alpha1 import RolloutPoolSpec
 from kitestring_api.v1alpha1.resources import Resources
 from kitestring_operator import identity
@@ -79,11 +80,6 @@ def refusal(pool: RolloutPoolSpec, wanted: WantedRollout) -> str | None:
         where = ".".join(str(step) for step in ("resources", *first["loc"]))
         return f"{where}: found {first['input']!r}: {first['msg']}"
     return None
-
-
-def is_allowed(image: str, allowed: Sequence[str]) -> bool:
-    """Whether an image is one of those, or begins as one that ends in `*`."""
-    return any(image.startswith(one[:-1]) if one.endswith("*") else image == one for one in allowed)
 
 
 def _resources(wanted: WantedRollout) -> Resources | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kitestring_api.images import is_allowed
 from kitestring_trainer.tasks import Task
 
 _SEPARATOR = "."
@@ -50,11 +51,6 @@ def pod_problem(task: Task, rules: PerTask) -> str | None:
             '{"requests": {…}, "limits": {…}} of quantities'
         )
     return None
-
-
-def is_allowed(image: str, allowed: Sequence[str]) -> bool:
-    """Whether an image is one of those, or begins as one that ends in `*`."""
-    return any(image.startswith(one[:-1]) if one.endswith("*") else image == one for one in allowed)
 
 
 def credential_for(rollout: str, key: str) -> str:
