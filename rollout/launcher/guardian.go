@@ -147,6 +147,7 @@ func (g *guardian) launch(stdin int, agent execution) (<-chan string, error) {
 		writing.Close()
 		return nil, err
 	}
+	g.report(launching{"launching", os.Getpid()}) // it is still ours: it waits for what to execute
 	go func() {
 		writing.Write(message) // fails when the process was ended meanwhile, which its end shows
 		writing.Close()
@@ -275,7 +276,7 @@ func (g *guardian) started(problem string) {
 	if err != nil {
 		panic(err)
 	}
-	g.report(started{"started", now, os.Getpid()})
+	g.report(started{"started", now})
 }
 
 // report says something to the worker. When it is gone, reading from the channel shows that.

@@ -183,6 +183,10 @@ func (l *launcher) serve(messages <-chan message) int {
 		case <-l.children:
 			if !l.bury() {
 				fmt.Fprintln(os.Stderr, "launcher: the interpreter that forks the agents died")
+				if l.preloaded.ready {
+					// Before its agents are ended with it: one of them, or the memory that they took, was the cause.
+					_ = sendJSON(l.control, map[string]bool{"exposed": true})
+				}
 				killTree(os.Getpid(), nil)
 				return exitBroken
 			}
@@ -222,6 +226,9 @@ func (l *launcher) obey(said message) (string, error) {
 	var what order
 	if err := json.Unmarshal(said.data, &what); err != nil {
 		return "", err
+	}
+	if what.Ask {
+		_ = sendJSON(l.control, map[string]bool{"here": true})
 	}
 	if what.Kill != 0 && l.preloaded != nil {
 		l.preloaded.pass(said)

@@ -53,11 +53,16 @@ type AgentEnd struct {
 	Seconds         float64 `json:"seconds"`
 }
 
+// launching says that the guardian is within reach of the agent from now on: whatever ends it is the agent's doing.
+type launching struct {
+	Event    string `json:"event"`
+	Guardian int    `json:"guardian"`
+}
+
 // started says that the program of the agent runs.
 type started struct {
 	Event     string  `json:"event"`
 	Monotonic float64 `json:"monotonic"`
-	Guardian  int     `json:"guardian"`
 }
 
 // command is what the worker says on a channel after the AgentStart.
@@ -68,6 +73,7 @@ type command struct {
 // order is what the worker says on the control socket besides "start".
 type order struct {
 	Kill int    `json:"kill"` // a guardian that does not answer
+	Ask  bool   `json:"ask"`  // whether the launcher lives on
 	End  string `json:"end"`  // no agent will come, and why: "done" or "stopped"
 }
 

@@ -18,6 +18,7 @@ type preloaded struct {
 	control int
 	answers chan []byte
 	failed  bool // it has said why no agent can be forked
+	ready   bool // it has said that agents can
 }
 
 // startPreloaded starts the interpreter of a plan, or says why that cannot be.
@@ -95,9 +96,10 @@ func (p *preloaded) forward(answer []byte, open bool, worker int) {
 		p.answers = nil
 		return
 	}
-	var said struct{ Failed *string }
-	if json.Unmarshal(answer, &said) == nil && said.Failed != nil {
-		p.failed = true
+	var said struct{ Failed, Ready *string }
+	if json.Unmarshal(answer, &said) == nil {
+		p.failed = p.failed || said.Failed != nil
+		p.ready = p.ready || said.Ready != nil
 	}
 	_ = send(worker, answer, -1)
 }

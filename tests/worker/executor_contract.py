@@ -120,6 +120,36 @@ class ExecutorContract:
         lease = {"base_url": "http://gateway.invalid:8080/r/token"}
         assert (await self.run(start_executor, queue, "print('done')", lease=lease)).ended == "exited"
 
+    DAEMON = "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(600))\n"
+
+    async def test_an_agent_that_ends_its_guardian_has_failed(
+        self, start_executor: StartExecutor, queue: FakeQueue
+    ) -> None:
+        """It could otherwise choose not to be scored."""
+        marker, mark = marked()
+        code = f"import os, time\n{mark}{self.DAEMON}os.kill(os.getppid(), 9)\ntime.sleep(600)"
+        executor = await start_executor(Setup(command=python(code)))
+        for _ in range(2):  # the next agent gets a guardian again
+            finish = await queue.run(make_lease())
+            assert (finish.ended, finish.exit_code, finish.signal) == ("signalled", None, 9)
+            assert finish.message == "the process that guards the agent died while it ran: the agent's own doing"
+            await executor.gone(marker)
+
+    async def test_an_agent_that_stops_its_guardian_has_failed(
+        self, start_executor: StartExecutor, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kitestring_rollout.worker.attempt.MARGIN_SECONDS", 0.2)
+        monkeypatch.setattr("kitestring_rollout.worker.attempt.UNKILLABLE_SECONDS", 0.1)
+        marker, mark = marked()
+        code = f"import os, time\n{mark}{self.DAEMON}os.kill(os.getppid(), 19)\ntime.sleep(600)"
+        executor = await start_executor(Setup(command=python(code), grace_seconds=0.1))
+        finish = await queue.run(make_lease(deadline_seconds=0.5))
+        assert (finish.ended, finish.signal) == ("signalled", 9)
+        assert finish.message == (
+            "the process that guards the agent did not answer while it ran: the agent's own doing"
+        )
+        await executor.gone(marker)
+
     async def test_deadline_asks_first(self, start_executor: StartExecutor, queue: FakeQueue) -> None:
         code = (
             "import signal, sys, time\n"
@@ -545,6 +575,14 @@ class ExecutedAgentContract:
     async def test_a_shell_command(self, start_executor: StartExecutor, queue: FakeQueue) -> None:
         finish = await self.run(start_executor, queue, ["sh", "-c", 'echo "$0 $1"; exit 4', "a b"], args=["$HOME"])
         assert (finish.output, finish.exit_code) == ("a b $HOME\n", 4)
+
+    async def test_an_agent_that_ends_its_guardian_at_once_has_failed(
+        self, start_executor: StartExecutor, queue: FakeQueue
+    ) -> None:
+        """Before that can say that the agent runs."""
+        await start_executor(Setup(command=["sh", "-c", "kill -9 $PPID; exec sleep 600"]))
+        leases = [await queue.put(make_lease()) for _ in range(8)]
+        assert {(await queue.finished(lease)).ended for lease in leases} == {"signalled"}
 
     @pytest.mark.parametrize(
         ("prepare", "command", "message"),

@@ -53,7 +53,7 @@ def answering() -> str:
     """URL of something that answers, as a gateway does to whoever asks whether it can be reached."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()

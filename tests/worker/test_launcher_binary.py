@@ -184,7 +184,7 @@ async def test_as_the_first_process_it_collects_what_ends(pods: list[PodHere], f
     code = f"{mark}import os, time; {daemons}; os.kill(os.getppid(), 9); time.sleep(600)"
     pod = await begun(pods, whole_image(folder), folder, queue, Setup(command=python(code)))
     assert isinstance(pod.container, FirstProcess)
-    assert (await queue.run(make_lease())).ended == "executorLost"
+    assert (await queue.run(make_lease())).ended == "signalled"
     await pod.gone(marker)
     async with asyncio.timeout(10):
         while pod.container.first.children():  # noqa: ASYNC110 (that all were collected is said by nobody)

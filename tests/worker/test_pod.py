@@ -13,6 +13,7 @@ import stat
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -231,30 +232,6 @@ async def test_a_lease_that_comes_while_no_launcher_is_there_waits(
         assert finish.message == "the container `agent` ended, and its launcher did not come back in time"
 
 
-async def test_a_guardian_that_is_killed(pods: Pods, queue: FakeQueue) -> None:
-    marker, mark = marked()
-    daemon = "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(600))\n"
-    code = f"{mark}import os, time\n{daemon}os.kill(os.getppid(), 9)\ntime.sleep(600)"
-    pod = await pods.start(Setup(command=python(code)))
-    finish = await queue.run(make_lease())
-    assert (finish.ended, finish.message) == ("executorLost", "the process that guards the agent died")
-    await pod.gone(marker)
-    assert (await queue.run(make_lease())).ended == "executorLost"
-
-
-async def test_a_guardian_that_is_stopped_is_given_up(
-    pods: Pods, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kitestring_rollout.worker.attempt.MARGIN_SECONDS", 0.2)
-    monkeypatch.setattr("kitestring_rollout.worker.attempt.UNKILLABLE_SECONDS", 0.1)
-    marker, mark = marked()
-    code = f"import os, signal, time\n{mark}os.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)"
-    pod = await pods.start(Setup(command=python(code), grace_seconds=0.1))
-    finish = await queue.run(make_lease(deadline_seconds=0.5))
-    assert (finish.ended, finish.message) == ("executorLost", "the process that guards the agent did not answer")
-    await pod.gone(marker)
-
-
 REACH = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -301,8 +278,9 @@ def forged(message: object) -> bytes:
     return struct.pack("!I", len(data)) + data
 
 
-def forge(path: Path, said: bytes, agents: int) -> None:
-    """A launcher that starts nothing and says the same of each agent."""
+@contextmanager
+def introduced(path: Path) -> Iterator[socket.socket]:
+    """The control socket of a launcher that the worker takes for one of ours."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
         while control.connect_ex(str(path)):
             time.sleep(0.01)
@@ -311,6 +289,12 @@ def forge(path: Path, said: bytes, agents: int) -> None:
             while plan.recv(1 << 16):
                 pass
         control.send(json.dumps({"ready": "forged"}).encode())
+        yield control
+
+
+def forge(path: Path, said: bytes, agents: int) -> None:
+    """A launcher that starts nothing and says the same of each agent."""
+    with introduced(path) as control:
         for _ in range(agents):
             _, fds, _, _ = socket.recv_fds(control, 100, 1)
             with socket.socket(fileno=fds[0]) as channel:
@@ -318,6 +302,48 @@ def forge(path: Path, said: bytes, agents: int) -> None:
                 while channel.recv(1 << 16):
                     pass
         control.recv(100)
+
+
+async def test_a_guardian_that_dies_before_there_is_an_agent(tmp_path: Path, queue: FakeQueue) -> None:
+    """For want of processes or memory, or by another agent: not by its own."""
+    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
+    worker = WorkerHere(config)
+    await worker.begin()
+
+    def launcher() -> None:
+        with introduced(tmp_path / "socket" / "launcher.sock") as control:
+            _, fds, _, _ = socket.recv_fds(control, 100, 1)
+            os.close(fds[0])
+            assert json.loads(control.recv(100)) == {"ask": True}
+            control.send(json.dumps({"here": True}).encode())
+            control.recv(100)
+
+    serving = asyncio.create_task(asyncio.to_thread(launcher))
+    finish = await queue.run(make_lease())
+    assert (finish.ended, finish.message) == ("executorLost", "the process that guards the agent died")
+    await worker.stop()
+    await serving
+
+
+async def test_guardians_that_die_with_their_launcher(tmp_path: Path, queue: FakeQueue) -> None:
+    """As when the kernel ends a whole container for its memory, in whatever order: the agent is not blamed by the
+    worker, which does not know."""
+    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
+    worker = WorkerHere(config)
+    await worker.begin()
+
+    def launcher() -> None:
+        with introduced(tmp_path / "socket" / "launcher.sock") as control:
+            _, fds, _, _ = socket.recv_fds(control, 100, 1)
+            with socket.socket(fileno=fds[0]) as channel:
+                channel.sendall(forged({"event": "launching", "guardian": 2}))
+            assert json.loads(control.recv(100)) == {"ask": True}
+
+    serving = asyncio.create_task(asyncio.to_thread(launcher))
+    finish = await queue.run(make_lease())
+    assert (finish.ended, finish.message) == ("executorLost", "the launcher died, and its agents with it")
+    await serving
+    await worker.stop()
 
 
 FORGED_END = {
@@ -489,13 +515,18 @@ class TestPreloaded:
         assert "starts with a Python interpreter, found 'node'" in (finish.message or "")
 
     async def test_an_interpreter_that_dies_takes_the_container_along(self, pods: Pods, queue: FakeQueue) -> None:
+        """The agents that ran are to blame: they can reach it, and the modules in it are theirs."""
         marker, mark = marked()
         pod = await pods.start(Setup(command=python(f"{mark}import time; time.sleep(600)")))
         lease = await queue.put(make_lease())
         await up(queue, marker)
         (interpreter,) = psutil.Process(pod.container.pid).children()
         interpreter.kill()
-        assert (await queue.finished(lease)).ended == "executorLost"
+        finish = await queue.finished(lease)
+        assert (finish.ended, finish.message) == (
+            "signalled",
+            "the process that guards the agent died while it ran: the agent's own doing",
+        )
         await pod.gone(marker)
         second = await queue.put(make_lease(ttl_seconds=0.3))
         await up(queue, marker)
@@ -583,6 +614,29 @@ async def test_a_worker_of_one_rollout(pods: Pods, queue: FakeQueue) -> None:
     assert await pod.container.ended() == 0
     assert second.lease not in queue.leased
     assert {request.rollout for request in queue.requests} == {"t000001-00000000-000"}
+
+
+async def test_of_a_container_that_was_lost_its_pod_says_more(pods: Pods, queue: FakeQueue) -> None:
+    """With one rollout per pod: the kernel may have ended it for its memory, which is the agent's doing."""
+    marker, mark = marked()
+    setup = Setup(command=python(f"{mark}import time; time.sleep(600)"), capacity=1)
+    pod = await pods.start(setup, rollout="t000001-00000000-000")
+    lease = await queue.put(make_lease())
+    await up(queue, marker)
+    pod.container.restarts = False
+    os.kill(pod.container.pid, signal.SIGKILL)
+    assert await pod.ended() == 0
+    assert lease.lease not in queue.finishes
+    assert len(queue.requests) == 1
+    assert living(marker) == []
+
+
+async def test_a_pods_agent_that_ends_its_guardian_has_failed(pods: Pods, queue: FakeQueue) -> None:
+    """The launcher lives on, so this is no loss of the container."""
+    setup = Setup(command=["sh", "-c", "kill -9 $PPID; exec sleep 600"], capacity=1)
+    pod = await pods.start(setup, rollout="t000001-00000000-000")
+    assert (await queue.run(make_lease())).ended == "signalled"
+    assert await pod.ended() == 0
 
 
 @pytest.mark.parametrize("how", ["missing", "ended"])

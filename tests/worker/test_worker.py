@@ -54,31 +54,6 @@ async def test_agents_outlive_the_launcher_and_the_next_gets_another(
     assert (await queue.finished(second)).output == "again\n"
 
 
-async def test_an_agent_that_kills_its_guardian_gains_nothing(start_executor: StartWorker, queue: FakeQueue) -> None:
-    marker, mark = marked()
-    code = f"import os, time\n{mark}{DAEMON}os.kill(os.getppid(), 9)\ntime.sleep(600)"
-    worker = await start_executor(Setup(command=python(code)))
-    finish = await queue.run(make_lease())
-    assert finish.ended == "executorLost"
-    assert finish.message == "the process that guards the agent died"
-    await worker.gone(marker)
-    # And the next agent gets a guardian again.
-    assert (await queue.run(make_lease())).ended == "executorLost"
-
-
-async def test_a_guardian_that_is_stopped_is_given_up(
-    start_executor: StartWorker, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kitestring_rollout.worker.attempt.MARGIN_SECONDS", 0.2)
-    monkeypatch.setattr("kitestring_rollout.worker.attempt.UNKILLABLE_SECONDS", 0.1)
-    marker, mark = marked()
-    code = f"import os, signal, time\n{mark}{DAEMON}os.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)"
-    worker = await start_executor(Setup(command=python(code), grace_seconds=0.1))
-    finish = await queue.run(make_lease(deadline_seconds=0.5))
-    assert (finish.ended, finish.message) == ("executorLost", "the process that guards the agent did not answer")
-    await worker.gone(marker)
-
-
 @pytest.mark.parametrize("victims", ["worker", "launcher first", "worker first"])
 async def test_whatever_of_ours_is_killed_no_agent_is_left(
     start_executor: StartWorker, queue: FakeQueue, victims: str

@@ -416,6 +416,7 @@ class Guardian:
         for fd in (self.stdout, self.stderr):
             os.set_blocking(fd, False)
         parent = os.getpid()
+        self.report({"event": "launching", "guardian": parent})  # from here on it is within reach of the agent
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -542,7 +543,7 @@ class Guardian:
         if problem:
             self.ending, self.message = "startFailed", problem.decode("utf-8", "replace")
         else:
-            self.report({"event": "started", "monotonic": time.monotonic(), "guardian": os.getpid()})
+            self.report({"event": "started", "monotonic": time.monotonic()})
 
     def report(self, message: dict[str, Any]) -> None:
         try:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -23,6 +24,8 @@ from kitestring_rollout.worker.running_agent import (
     NONSENSE,
     START_SECONDS,
     CannotLaunch,
+    GuardianEnded,
+    GuardianLost,
     Launcher,
     LauncherLost,
     RunningAgent,
@@ -67,7 +70,14 @@ class Attempt:
             finish = await self._excused(self._report(end, has_output=start.output_bytes > 0))
         except (TaskUndeliverable, CannotLaunch) as error:
             finish = self._finish("startFailed", str(error))
+        except GuardianEnded as error:
+            finish = self._finish("signalled", str(error), SIGKILL)
         except LauncherLost as error:
+            if self._config.told_by_its_pod:
+                log.warning("attempt %s of %s: %s; its pod says why", *self._ids(), error)
+                return None
+            finish = self._finish("executorLost", str(error))
+        except GuardianLost as error:
             finish = self._finish("executorLost", str(error))
         except ValidationError:  # what a finish cannot hold does not come from a guardian of ours
             finish = self._finish("executorLost", NONSENSE)
@@ -94,14 +104,14 @@ class Attempt:
     async def _end(self, agent: RunningAgent, start: AgentStart) -> AgentEnd:
         patience = start.seconds + start.grace_seconds + 2 * UNKILLABLE_SECONDS + MARGIN_SECONDS
         ended = asyncio.create_task(agent.ended())
-        either: set[asyncio.Future[Any]] = {ended, agent.started}
+        either: set[asyncio.Future[Any]] = {ended, agent.launching}
         await asyncio.wait(either, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if agent.started.done():
+        if agent.launching.done():
             await asyncio.wait({ended}, timeout=patience)
         if not ended.done():
-            await agent.abandon()
+            loss = await agent.abandon()
             ended.cancel()
-            raise LauncherLost("the process that guards the agent did not answer")
+            raise loss
         return ended.result()
 
     async def _heartbeats(self) -> None:
@@ -177,6 +187,6 @@ class Attempt:
         log.warning("attempt %s of %s: %s", *self._ids(), why)
         return finish.model_copy(update={"ended": "cutOff", "message": why[:4096]})
 
-    def _finish(self, ended: EndKind, message: str) -> Finish:
+    def _finish(self, ended: EndKind, message: str, signal: int | None = None) -> Finish:
         seconds = time.monotonic() - self._leased_at
-        return Finish(attempt=self.lease.attempt, ended=ended, message=message[:4096], seconds=seconds)
+        return Finish(attempt=self.lease.attempt, ended=ended, signal=signal, message=message[:4096], seconds=seconds)

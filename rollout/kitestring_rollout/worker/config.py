@@ -102,6 +102,12 @@ class WorkerConfig(Part):
     poll_seconds: float = Field(default=20.0, gt=0, le=60, description="long poll of the queue")
     ready_seconds: float = Field(default=300.0, gt=0, description="what the modules to preload may take")
 
+    @property
+    def told_by_its_pod(self) -> bool:
+        """Whether the pod is this one rollout's: when its container `agent` is lost, the pod's status says why (for its
+        memory, say), and whoever made the pod tells the queue."""
+        return self.launcher_socket is not None and self.rollout is not None
+
     @model_validator(mode="after")
     def _one_rollout(self) -> WorkerConfig:
         if self.rollout is not None and self.capacity != 1:

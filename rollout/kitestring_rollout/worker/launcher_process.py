@@ -76,7 +76,7 @@ class LauncherProcess:
                 await self._ensure()
 
     async def start(self, agent: AgentStart) -> RunningAgent:
-        return await hand_over(agent, self._give, self._kill_guardian)
+        return await hand_over(agent, self._give, self)
 
     async def close(self, done: bool = False) -> None:
         async with self._lock:
@@ -90,10 +90,14 @@ class LauncherProcess:
                 await self._end()
                 await control.give(await self._ensure(), b"start", fd)
 
-    async def _kill_guardian(self, pid: int) -> None:
+    async def kill_guardian(self, pid: int) -> None:
         async with self._lock:
             if self._control is not None:
                 await control.tell(self._control, {"kill": pid})
+
+    async def lives_on(self) -> bool:
+        """Guardians here outlive their launcher: it is never the cause."""
+        return True
 
     async def _end(self) -> None:
         if self._control is not None:

@@ -40,6 +40,8 @@ SETTLE_SECONDS = 1.0
 LOCK_POLL_SECONDS = 0.05
 RETURN_SECONDS = 15.0
 """How long an agent waits for a launcher to come back before its attempt is lost."""
+ANSWER_SECONDS = 10.0
+"""How long a launcher may take to say that it is there."""
 GOODBYE_SECONDS = 10.0
 """How long a launcher that was told to end may take."""
 
@@ -88,6 +90,7 @@ class LauncherSocket:
         self._control: socket.socket | None = None
         self._here = asyncio.Event()
         self._agents: set[RunningAgent] = set()
+        self._asked: list[asyncio.Future[bool]] = []
         self._closing = False
         self._settled = True
         self._serving: asyncio.Task[None] | None = None
@@ -122,7 +125,7 @@ class LauncherSocket:
         try:
             async with asyncio.timeout(RETURN_SECONDS):
                 await self.ready()
-            running = await hand_over(agent, self._give, self._kill_guardian)
+            running = await hand_over(agent, self._give, self)
         except (TimeoutError, BrokenPipeError, ConnectionResetError):
             raise LauncherLost("the container `agent` ended, and its launcher did not come back in time") from None
         self._agents = {one for one in self._agents if not one.over.is_set()} | {running}
@@ -146,10 +149,30 @@ class LauncherSocket:
             raise BrokenPipeError
         await control.give(self._control, b"start", fd)
 
-    async def _kill_guardian(self, pid: int) -> None:
+    async def kill_guardian(self, pid: int) -> None:
         if self._control is not None:
             with contextlib.suppress(OSError):  # the launcher has just gone, and with it its guardians
                 await control.tell(self._control, {"kill": pid})
+
+    async def lives_on(self) -> bool:
+        """A launcher that answers now was not killed with the whole container, as for its memory."""
+        if self._control is None:
+            return False
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await control.tell(self._control, {"ask": True})
+                return await answer
+        except OSError:  # it has just gone; TimeoutError is one too
+            return False
+        finally:
+            self._asked.remove(answer)
+
+    def _tell_who_asked(self, lives: bool) -> None:
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_result(lives)
 
     async def _serve(self) -> None:
         while not self._closing:
@@ -165,6 +188,7 @@ class LauncherSocket:
                     self._note(message)
                 self._here.clear()
                 self._control = None
+                self._tell_who_asked(False)
             if not self._closing:
                 log.warning("the launcher went; its agents are lost")
             for agent in self._agents:
@@ -175,6 +199,13 @@ class LauncherSocket:
         if "draining" in message:
             log.info("the container `agent` is told to end: no further leases")
             self._draining()
+        elif "here" in message:
+            self._tell_who_asked(True)
+        elif "exposed" in message:
+            log.warning("the interpreter that forks the agents was ended while they ran")
+            for agent in self._agents:
+                agent.expose()
+            self._tell_who_asked(True)
 
     async def _accept(self) -> socket.socket:
         """The next launcher. Nobody can connect before a launcher that may have agents has ended, nor after this."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter
@@ -14,19 +14,26 @@ from pydantic import TypeAdapter
 from kitestring_rollout.launcher.launcher import AgentEnd, AgentStart
 
 START_SECONDS = 60.0
-"""A guardian that has not said within this time that its agent runs is given up."""
+"""A guardian that has not said within this time that it begins its agent is given up."""
 
 
 NONSENSE = "the process that guards the agent said what makes no sense"
 
 
-class _Started(NamedTuple):
-    monotonic: float
+class _Launching(NamedTuple):
     guardian: int
 
 
-_STARTED: TypeAdapter[_Started | AgentEnd] = TypeAdapter(_Started)
-_ENDED: TypeAdapter[_Started | AgentEnd] = TypeAdapter(AgentEnd)
+class _Started(NamedTuple):
+    monotonic: float
+
+
+_Message = _Launching | _Started | AgentEnd
+_KINDS: Mapping[str, TypeAdapter[_Message]] = {
+    "launching": TypeAdapter(_Launching),
+    "started": TypeAdapter(_Started),
+    "ended": TypeAdapter(AgentEnd),
+}
 
 
 class CannotLaunch(Exception):
@@ -34,7 +41,19 @@ class CannotLaunch(Exception):
 
 
 class LauncherLost(Exception):
-    """The launcher, or the guardian of an agent, died."""
+    """The launcher died."""
+
+
+class GuardianLost(Exception):
+    """The guardian of an agent died before there was the agent, or is not one of ours."""
+
+
+class GuardianEnded(Exception):
+    """The guardian died, or does not answer, while its agent ran and the launcher lives on.
+
+    Who does that is the agent, which has the same user: by a signal, or by taking all memory. It counts as its failure:
+    otherwise an agent whose task goes badly could get another try.
+    """
 
 
 def import_failed(interpreter: str, preload: Sequence[str], reason: str) -> CannotLaunch:
@@ -67,6 +86,15 @@ class Launcher(Protocol):
         """Ends the launcher and whatever still runs below it. `done`: nothing will be left to do for another."""
 
 
+class GuardianKeeper(Protocol):
+    """What a launcher does for an agent that it has started."""
+
+    async def kill_guardian(self, pid: int) -> None: ...
+
+    async def lives_on(self) -> bool:
+        """Whether the end of a guardian, just seen, has another cause than the launcher's own."""
+
+
 LONGEST = 1 << 28
 """Bytes of a message of a guardian: of the most that it may hold (`output.maxBytes` of JSON) and a good deal more."""
 
@@ -78,52 +106,66 @@ class RunningAgent:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        kill_guardian: Callable[[int], Awaitable[None]],
+        launcher: GuardianKeeper,
     ) -> None:
         loop = asyncio.get_running_loop()
+        self.launching: asyncio.Future[None] = loop.create_future()
+        """From now on the guardian is within reach of the agent."""
         self.started: asyncio.Future[float] = loop.create_future()
         """Monotonic time at which the program began."""
         self.over = asyncio.Event()
         """Nobody waits for this agent any more."""
         self._reader = reader
         self._writer = writer
-        self._kill_guardian = kill_guardian
+        self._launcher = launcher
         self._guardian: int | None = None
         self._lost = False
+        self._exposed = False
 
     async def ended(self) -> AgentEnd:
-        """Waits until no process of the agent is left; LauncherLost when its guardian died without a word."""
+        """Waits until no process of the agent is left. LauncherLost, GuardianLost, GuardianEnded."""
         try:
             while True:
                 message = await self._next()
-                if isinstance(message, _Started):
-                    self._guardian = message.guardian
-                    if not self.started.done():
-                        self.started.set_result(message.monotonic)
-                elif self._lost and message.ended == "cancelled":
-                    raise LauncherLost("the launcher died, and its agents with it")
-                else:
+                if message is None or (self._lost and isinstance(message, AgentEnd) and message.ended == "cancelled"):
+                    raise await self._loss("died")
+                if isinstance(message, AgentEnd):
                     return message
+                if isinstance(message, _Launching):
+                    self._guardian = message.guardian
+                    if not self.launching.done():
+                        self.launching.set_result(None)
+                elif not self.started.done():
+                    self.started.set_result(message.monotonic)
         finally:
+            self.launching.cancel()
             self.started.cancel()
             self._writer.close()
             self.over.set()
 
-    async def _next(self) -> _Started | AgentEnd:
+    async def _loss(self, how: str) -> LauncherLost | GuardianLost | GuardianEnded:
+        """What it means that the guardian is no more."""
+        if not self._exposed and (self._lost or not await self._launcher.lives_on()):
+            return LauncherLost("the launcher died, and its agents with it")
+        if self._guardian is None:
+            return GuardianLost(f"the process that guards the agent {how}")
+        return GuardianEnded(f"the process that guards the agent {how} while it ran: the agent's own doing")
+
+    async def _next(self) -> _Message | None:
+        """None: the guardian is gone."""
         try:
             size = struct.unpack("!I", await self._reader.readexactly(4))[0]
             if size > LONGEST:
-                raise LauncherLost(NONSENSE)
+                raise GuardianLost(NONSENSE)
             data = await self._reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionResetError) as error:
-            raise LauncherLost("the process that guards the agent died") from error
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
         # It comes from where agents are: not to be taken as it is.
         try:
             message = json.loads(data)
-            kind = {"started": _STARTED, "ended": _ENDED}[message.pop("event")]
-            return kind.validate_python(message)
+            return _KINDS[message.pop("event")].validate_python(message)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise LauncherLost(NONSENSE) from error
+            raise GuardianLost(NONSENSE) from error
 
     def cancel(self) -> None:
         self._send({"do": "cancel"})
@@ -137,10 +179,17 @@ class RunningAgent:
         if not self._writer.is_closing():
             self._writer.write_eof()
 
-    async def abandon(self) -> None:
-        """For a guardian that does not answer: it is killed, and the launcher kills what it had."""
+    def expose(self) -> None:
+        """What forks the agents died while this one ran, and the launcher says so with its last word: somebody who runs
+        there ended it, and its guardian goes with it."""
+        self._exposed = True
+
+    async def abandon(self) -> LauncherLost | GuardianLost | GuardianEnded:
+        """For a guardian that does not answer: it is killed, and the launcher kills what it had. What that means."""
+        loss = await self._loss("did not answer")
         if self._guardian is not None:
-            await self._kill_guardian(self._guardian)
+            await self._launcher.kill_guardian(self._guardian)
+        return loss
 
     def _send(self, message: dict[str, Any]) -> None:
         if not self._lost:
@@ -148,7 +197,7 @@ class RunningAgent:
 
 
 async def hand_over(
-    agent: AgentStart, give: Callable[[int], Awaitable[None]], kill_guardian: Callable[[int], Awaitable[None]]
+    agent: AgentStart, give: Callable[[int], Awaitable[None]], launcher: GuardianKeeper
 ) -> RunningAgent:
     """Makes a channel, of which `give` gives one end (a descriptor) to a launcher, and says on it what to run."""
     ours, theirs = socket.socketpair()
@@ -161,7 +210,7 @@ async def hand_over(
         theirs.close()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     writer.write(frame(agent._asdict()))
-    return RunningAgent(reader, writer, kill_guardian)
+    return RunningAgent(reader, writer, launcher)
 
 
 def frame(message: dict[str, Any]) -> bytes:

@@ -32,7 +32,10 @@ def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str |
         case "exited":
             return CLASS_AGENT_FAILED, _with_last_words(f"exit code {finish.exit_code}", finish)
         case "signalled":
-            return CLASS_AGENT_FAILED, _with_last_words(f"ended by signal {finish.signal}", finish)
+            reason = f"ended by signal {finish.signal}"
+            return CLASS_AGENT_FAILED, f"{reason}: {finish.message}" if finish.message else _with_last_words(
+                reason, finish
+            )
         case "deadline":
             return CLASS_TIMED_OUT, f"no end within {deadline_seconds:g} s"
         case "cutOff":
@@ -50,7 +53,7 @@ def executor_finish(attempt: str, klass: str, message: str) -> Finish:
     text = message[:4096]
     match klass:
         case "AgentFailed":  # by the kernel, for its memory
-            return Finish(attempt=attempt, ended="signalled", signal=9, message=text, log_tail=text, seconds=0)
+            return Finish(attempt=attempt, ended="signalled", signal=9, message=text, seconds=0)
         case "TimedOut":
             return Finish(attempt=attempt, ended="deadline", message=text, seconds=0)
         case _:
@@ -125,5 +128,8 @@ def stale_version(calls: Sequence[CallRecord], accepted: Callable[[str], bool]) 
 
 
 def _with_last_words(reason: str, finish: Finish) -> str:
+    """What the executor says of the end, where it says something; else what the agent said last."""
+    if finish.message:
+        return f"{reason}: {finish.message}"
     lines = [line.strip() for line in finish.log_tail.splitlines() if line.strip()]
     return f"{reason}: {lines[-1][:ERROR_IN_REASON]}" if lines else reason
