@@ -180,7 +180,7 @@ def test_failures_by_class(
     for rollout in sorted(Ledger(store, run).commit(1), key=lambda one: str(one["rollout"])):
         by_row[rollout["task"]].append(rollout)
     mixed, disrupted, hogs, evil, *invalid = by_row
-    small = "1 of 2"
+    small = "minGroupSize is 2"
     for first, second in (mixed, hogs):
         assert first["class"] == "Succeeded" and small in first["excluded"], "a group too small to compare"
         assert second["class"] == "AgentFailed" and second["tries"] == 1, "the agent's own doing"
