@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -47,8 +48,7 @@ func execute(source io.ReadCloser) string {
 		return "the agent could not be started: " + err.Error()
 	}
 	argv, env := texts(agent.Argv), texts(agent.Env)
-	// When memory runs out the agent goes before the parts that watch it.
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := goFirst(); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "the agent could not be started: " + err.Error()
 	}
 	if agent.Cwd != "" {
@@ -66,6 +66,21 @@ func execute(source io.ReadCloser) string {
 		return syscall.Exec(file, argv, env)
 	})
 	return startFailure(err, argv[0], agent.Path)
+}
+
+// goFirst sees to it that the agent goes before the parts that watch it when memory runs out. Raised from what the
+// container has: most pods have nearly the highest, and to lower it is refused.
+func goFirst() error {
+	const path, most, more = "/proc/self/oom_score_adj", 1000, 500
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	found, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(strconv.Itoa(min(most, found+more))), 0)
 }
 
 func texts(words [][]byte) []string {

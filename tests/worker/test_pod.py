@@ -392,6 +392,22 @@ SHOW = "import json, os; print(json.dumps({k: os.fsencode(v).decode('latin-1') f
 
 
 @pytest.mark.parametrize("preload", [[], ["decimal"]], ids=["executed", "forked"])
+@pytest.mark.parametrize(("of_container", "of_agent"), [(0, 500), (990, 1000)])
+async def test_an_agent_goes_first_when_memory_runs_out(
+    pods: Pods, queue: FakeQueue, of_container: int, of_agent: int
+) -> None:
+    """Kubernetes gives a pod with a small request nearly the highest score, and refuses to have it lowered."""
+    pod = PodHere(
+        pods.config(Setup(command=python("print(open('/proc/self/oom_score_adj').read())"))), pods.container()
+    )
+    shell = f'echo {of_container} > /proc/self/oom_score_adj; exec "$@"'
+    pod.container._command = ("sh", "-c", shell, "sh", *map(str, pod.container._command))
+    pods.workers.append(pod)
+    await pod.begin()
+    assert (await queue.run(make_lease())).output.strip() == str(of_agent)
+
+
+@pytest.mark.parametrize("preload", [[], ["decimal"]], ids=["executed", "forked"])
 async def test_the_containers_environment_lies_below_ours(pods: Pods, queue: FakeQueue) -> None:
     of_container = {
         "SECRET": "s3cret",

@@ -464,8 +464,10 @@ class Guardian:
         for target, fd in enumerate(standard):
             os.dup2(fd, target)
         close_all_but({failure} | KEPT_OPEN)
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")  # when memory runs out the agent goes before the parts that watch it
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            # When memory runs out the agent goes before the parts that watch it. Raised from what the container has:
+            # most pods have nearly the highest, and to lower it is refused.
+            file.write(str(min(1000, int(file.read()) + 500)))
         for name, value in self.start.rlimits.items():
             kind = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(kind)[1]
