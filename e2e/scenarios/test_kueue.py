@@ -84,12 +84,9 @@ class Queue:
     api: Api
     name: str
     """Of ClusterQueue and ResourceFlavor, and the beginning of the names of priority classes."""
-    node: str
-    """Where its flavor is."""
 
-    def open(self, namespace: Namespace, pods: int) -> None:
-        """Make it, or change its quota."""
-        flavor = {"nodeLabels": {"kubernetes.io/hostname": self.node}}
+    def open(self, namespace: Namespace, pods: int, **flavor: Any) -> None:
+        """Make it, or change its quota; `flavor` is the spec of the only flavor."""
         amounts = [{"name": name, "nominalQuota": amount} for name, amount in (("cpu", 100), ("memory", "1Ti"))]
         quota = {"name": self.name, "resources": [*amounts, {"name": "pods", "nominalQuota": pods}]}
         cluster_queue = {
@@ -121,14 +118,10 @@ class Queue:
         self.api.apply({"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata} | fields)
 
 
-CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
-
-
 @pytest.fixture
 def queue(request: pytest.FixtureRequest, api: Api) -> Iterator[Queue]:
     """The queue of a scenario. Named before `namespace`, so that it goes after it: no Workload may be left."""
-    node = sorted(item["metadata"]["name"] for item in api.listed(NODE, selector=f"!{CONTROL_PLANE}"))[-1]
-    made = Queue(api, "e2e-" + request.node.name.removeprefix("test_").replace("_", "-")[:40], node)
+    made = Queue(api, "e2e-" + request.node.name.removeprefix("test_").replace("_", "-")[:40])
     made.close()  # of a session that was interrupted
     yield made
     if not KEEP:
@@ -137,14 +130,15 @@ def queue(request: pytest.FixtureRequest, api: Api) -> Iterator[Queue]:
 
 def test_queue_admits_runs_as_a_whole(queue: Queue, images: Images, namespace: Namespace) -> None:
     """With quota for all pods but one of a second run, it waits without any; it goes on when the first has ended."""
-    queue.open(namespace, 2 * PARTS - 1)
+    node = namespace.api.listed(NODE, selector="!node-role.kubernetes.io/control-plane")[-1]["metadata"]["name"]
+    queue.open(namespace, 2 * PARTS - 1, nodeLabels={"kubernetes.io/hostname": node})
     namespace.apply(stopping_pool(images), queued("one"))
     with barrier.barrier(namespace, images) as gate:
         gate.until("step-1", 2, seconds=START_SECONDS)
         assert is_true(namespace.get(RUN, "one"), "Admitted")
         pods = namespace.pods(f"{names.LABEL_RUN}=one")
         assert len(pods) == PARTS
-        assert {pod["spec"]["nodeName"] for pod in pods} == {queue.node}, "pods are where their flavor is"
+        assert {pod["spec"]["nodeName"] for pod in pods} == {node}, "pods are where their flavor is"
 
         namespace.apply(queued("two"))
         until_waiting(namespace, "two")
