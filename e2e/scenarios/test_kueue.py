@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,26 +56,33 @@ END_SECONDS = 90.0
 
 @pytest.fixture(scope="module", autouse=True)
 def installed(api: Api, release: Release) -> Iterator[None]:
-    """Kueue; where it was not there, it comes after the operator, which must notice."""
-    if kueue_is_there(api):
+    """Kueue. Where it was not there, it comes and goes while operators run, which must notice."""
+    if api.get(DEFINITION, f"{CLUSTER_QUEUE.plural}.kueue.x-k8s.io") is not None:
         yield
         return
     if kube.external_kubeconfig() is not None:
         pytest.skip("needs Kueue")
-    before = holders(api.listed(LEASE, release.namespace))
     try:
-        kueue.install()
-        api.until(
-            LEASE,
-            lambda leases: holders(leases.values()) > before,
-            "an operator that watches Workloads",
-            seconds=120,
-            namespace=release.namespace,
-        )
+        with next_operator(api, release):
+            kueue.install()
         yield
     finally:
         if not KEEP:
-            kueue.remove()
+            with next_operator(api, release):
+                kueue.remove()
+
+
+@contextmanager
+def next_operator(api: Api, release: Release) -> Iterator[None]:
+    """Do what makes the operator that acts give way to another, and wait for that one: it watches other kinds."""
+
+    def terms(leases: Iterable[Object]) -> int:
+        return sum(int(lease["spec"].get("leaseTransitions") or 0) for lease in leases)
+
+    before = terms(api.listed(LEASE, release.namespace))
+    yield
+    what = "the next operator"
+    api.until(LEASE, lambda leases: terms(leases.values()) > before, what, seconds=120, namespace=release.namespace)
 
 
 @dataclass(frozen=True)
@@ -279,13 +287,3 @@ def assert_holds_nothing(namespace: Namespace, name: str) -> None:
     held = namespace.objects_of_run(name)
     jobs = [item for item in namespace.listed(JOB, f"{names.LABEL_RUN}={name}") if item["status"].get("active")]
     assert not jobs and not {"Pod", "Deployment", "StatefulSet"} & held.keys(), held
-
-
-def kueue_is_there(api: Api) -> bool:
-    """Whether the cluster knows its kinds."""
-    return api.get(DEFINITION, f"{CLUSTER_QUEUE.plural}.kueue.x-k8s.io") is not None
-
-
-def holders(leases: Iterable[Object]) -> int:
-    """How many operators have led so far."""
-    return sum(int(lease["spec"].get("leaseTransitions") or 0) for lease in leases)
