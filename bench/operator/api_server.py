@@ -64,6 +64,10 @@ class ApiServer:
     def routes(self) -> list[web.RouteDef]:
         return [web.route("*", "/{path:(version|apis?)(/.*)?}", self._answer)]
 
+    def is_watched(self, kind: str) -> bool:
+        """Whether anyone hears of changes of a kind just now."""
+        return bool(self._watched[kind])
+
     def stop(self) -> None:
         """End all watches."""
         self._stopping.set()
@@ -144,7 +148,7 @@ class ApiServer:
         await response.prepare(request)
         kind = target.kind.kind
         since = int(request.query.get("resourceVersion") or self._store.version)
-        with self._listening(kind) as news, contextlib.suppress(ConnectionResetError):
+        with self._listening(kind) as news, contextlib.suppress(ConnectionError):
             told = self._told[kind]
             position = next((at for at, entry in enumerate(told) if entry.version > since), len(told))
             while not self._stopping.is_set():

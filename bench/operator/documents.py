@@ -23,7 +23,8 @@ def settings(*, resync_seconds: float, poll_seconds: float = 2.0) -> Settings:
             policy_server_vllm="vllm/vllm-openai:1",
             collector_contrib="otel/opentelemetry-collector-contrib:1",
         ),
-        leader_election=LeaderElection(namespace=NAMESPACE),
+        # longer than the chart's: on a machine that does other things too, no operator is to lose its turn
+        leader_election=LeaderElection(namespace=NAMESPACE, lease_seconds=120),
         resync_seconds=resync_seconds,
         poll_seconds=poll_seconds,
     )

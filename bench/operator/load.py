@@ -39,7 +39,7 @@ class Scene:
         self.store = Store()
         self.trainers = Trainers()
         self._workloads = Workloads(self.store)
-        self._server = ApiServer(self.store)
+        self.server = ApiServer(self.store)
         self._random = random.Random(0)
         self.store.put(documents.storage_keys())
         self.store.put(documents.pool("large", LARGE_POOL))
@@ -51,12 +51,12 @@ class Scene:
     async def served(self) -> AsyncIterator[str]:
         """The URL of its API server, and of its trainers."""
         app = web.Application(client_max_size=2**24)
-        app.add_routes([*self.trainers.routes(), *self._server.routes()])
+        app.add_routes([*self.trainers.routes(), *self.server.routes()])
         async with served(app) as url:
             try:
                 yield url
             finally:
-                self._server.stop()
+                self.server.stop()
 
     # --- What is there --------------------------------------------------------------------------------------------
 
@@ -161,17 +161,24 @@ async def _flooded(scene: Scene, folder: Path, url: str) -> dict[str, float]:
     async with operator(folder, documents.settings(resync_seconds=60.0), url) as subject:
         await subject.until_ready(60)
         await _all_looked_at(subject, 1)
-        await asyncio.sleep(2.0)  # kopf's own first list of all objects
-        seen = await subject.metric("kitestring_operator_watch_events_total", kind="Pod")
+        pods = len(list(scene.store.of_kind("Pod")))
+
+        async def heard() -> int:
+            return int(await subject.metric("kitestring_operator_watch_events_total", kind="Pod"))
+
+        async def watches() -> bool:
+            return scene.server.is_watched("Pod") and await heard() >= pods
+
+        await subject.until(watches, "kopf's own first list of all pods", 60)
         scene.trainers.moves = True
         first, cpu, begun = len(scene.store.writes), subject.cpu_seconds(), time.monotonic()
         await scene.flood()
         ended = time.monotonic()
 
-        async def heard() -> bool:
-            return await subject.metric("kitestring_operator_watch_events_total", kind="Pod") >= seen + EVENTS
+        async def all_heard() -> bool:
+            return await heard() >= pods + EVENTS
 
-        await subject.until(heard, f"{EVENTS} events to be heard", 120)
+        await subject.until(all_heard, f"{EVENTS} events to be heard", 600)
         late, spent = time.monotonic() - ended, subject.cpu_seconds() - cpu
         written = _writes(scene.store.writes[first:])
         took = time.monotonic() - begun

@@ -21,7 +21,9 @@ from kitestring_operator.settings import Settings
 class Subject:
     """A running operator."""
 
-    def __init__(self, process: psutil.Process, url: str, session: aiohttp.ClientSession, begun: float) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, url: str, session: aiohttp.ClientSession, begun: float
+    ) -> None:
         self._process = process
         self._url = url
         self._session = session
@@ -30,7 +32,7 @@ class Subject:
 
     def cpu_seconds(self) -> float:
         """User and system time so far, all threads."""
-        times = self._process.cpu_times()
+        times = psutil.Process(self._process.pid).cpu_times()
         return times.user + times.system
 
     def peak_mb(self) -> float:
@@ -49,8 +51,10 @@ class Subject:
                 answer = await answer
             if answer:
                 return
-            if time.monotonic() > deadline or self._process.status() == psutil.STATUS_ZOMBIE:
-                raise TimeoutError(f"waited up to {seconds:g} s for {what}")
+            if self._process.returncode is not None:
+                raise RuntimeError(f"the operator ended with {self._process.returncode} before {what}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds:g} s for {what}")
             await asyncio.sleep(pause)
 
     async def metric(self, name: str, **labels: str) -> float:
@@ -102,7 +106,7 @@ async def operator(folder: Path, settings: Settings, url: str) -> AsyncIterator[
             raise RuntimeError(f"the operator ended: {(folder / 'operator.log').read_text()[-2000:]}")
         async with aiohttp.ClientSession() as session:
             listening = json.loads(line)["listening"]["http"]
-            yield Subject(psutil.Process(process.pid), listening, session, begun)
+            yield Subject(process, listening, session, begun)
     finally:
         if process.returncode is None:
             process.terminate()
