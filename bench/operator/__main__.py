@@ -1,4 +1,4 @@
-"""What the operator costs. It is a process of its own on one core; the API server, in memory, and the trainers are here.
+"""What the operator costs. It runs as on a cluster, on one core; the API server, in memory, and the trainers are here.
 
 reconcile: median CPU of one look at a run with 2,000 rollout pods while nothing changes, observation, decision and
 comparison with what is there; of isolation Job, 2,000 Jobs with a pod and a Secret each. And of one look at its pool.
