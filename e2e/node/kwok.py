@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from e2e.node import layout, programs
 from e2e.node.command import Failed
 from e2e.node.kube import kubeconfig, kubectl
@@ -21,13 +23,14 @@ _PID_FILE: Final = layout.RUN / "kwok.pid"
 _MODULE: Final = "sigs.k8s.io/kwok"
 
 
-def start(nodes: int, gpus: int) -> None:
-    """Let kwok play this many nodes of so many GPUs each, `fake-0`, `fake-1`, …; returns when they are ready."""
+def start(nodes: int, gpus: int, *, jobs_end: bool = True) -> None:
+    """Let kwok play this many nodes of so many GPUs each, `fake-0`, `fake-1`, …; returns when they are ready.
+
+    Their pods are ready at once. Those of Jobs end well at once, unless not `jobs_end`: then they stay.
+    """
     if _pid() is None:
         stages = layout.RUN / "kwok-stages.yaml"
-        stages.write_text(
-            kubectl("kustomize", programs.module_folder(programs.KWOK, _MODULE) / "kustomize" / "stage" / "fast")
-        )
+        stages.write_text(_stages(jobs_end))
         selected = ["--manage-all-nodes=false", f"--manage-nodes-with-annotation-selector={SELECTOR}"]
         command = [programs.program(programs.KWOK, "kwok"), "--kubeconfig", kubeconfig(), "--config", stages, *selected]
         with (layout.LOGS / "kwok.log").open("w") as log:
@@ -62,6 +65,13 @@ def end() -> None:
             raise Failed(f"kwok (process {pid}) does not end on SIGTERM")
         time.sleep(0.05)
     _PID_FILE.unlink(missing_ok=True)
+
+
+def _stages(jobs_end: bool) -> str:
+    """What happens to pods and nodes of kwok, as it brings it along."""
+    folder = programs.module_folder(programs.KWOK, _MODULE) / "kustomize" / "stage" / "fast"
+    stages = yaml.safe_load_all(kubectl("kustomize", folder))
+    return yaml.safe_dump_all(stage for stage in stages if jobs_end or stage["metadata"]["name"] != "pod-complete")
 
 
 def _node(name: str, gpus: int) -> dict[str, Any]:

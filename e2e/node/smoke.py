@@ -44,11 +44,19 @@ def check() -> None:
             _apply(jobs)
             kubectl("--namespace", _NAMESPACE, "wait", *names, "--for=condition=Complete", "--timeout=90s")
         except Failed as failure:
-            logs = [kubectl("--namespace", _NAMESPACE, "get", "jobs,pods", "--output", "wide")]
-            logs += [f"{name}: {kubectl('--namespace', _NAMESPACE, 'logs', name, '--ignore-errors')}" for name in names]
-            raise Failed("\n".join([str(failure), *logs])) from failure
+            explained = [_said("get", "jobs,pods", "--output", "wide"), _said("get", "events")]
+            explained += [f"{name}: {_said('logs', name)}" for name in names]
+            raise Failed("\n".join([str(failure), *explained])) from failure
         finally:
             kubectl("delete", "namespace", _NAMESPACE, "--ignore-not-found", "--wait=false")
+
+
+def _said(*arguments: str) -> str:
+    """What kubectl says, for a failure's report."""
+    try:
+        return kubectl("--namespace", _NAMESPACE, *arguments)
+    except Failed as failure:
+        return str(failure)
 
 
 def _apply(objects: list[dict[str, Any]]) -> None:
