@@ -1,0 +1,86 @@
+"""The processes of the operator, by their own figures and by what the kernel says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.harness.api import Object, is_true
+from e2e.harness.kinds import POD
+from e2e.harness.kubectl import Kubectl
+from e2e.harness.release import Release
+from kitestring_api import names
+
+_PROXIED: Final = "/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{route}"
+
+
+class Operators:
+    """The two processes of a release."""
+
+    def __init__(self, release: Release, kubectl: Kubectl) -> None:
+        self._release = release
+        self._kubectl = kubectl
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Sum of a metric over all that answer."""
+        return sum(total(text, name, labels) for text in self._pages().values())
+
+    def writes(self) -> float:
+        """Requests that may change something, those about the Lease left out."""
+        return self.sum("kitestring_operator_api_writes_total") - self.sum(
+            "kitestring_operator_api_writes_total", kind="Lease"
+        )
+
+    def looked_at(self) -> float:
+        """Reconciliations of runs."""
+        return self.sum("kitestring_operator_reconcile_seconds_count", kind=names.KIND_TRAINING_RUN)
+
+    def leader(self) -> str | None:
+        """Name of the pod that acts."""
+        pages = self._pages().items()
+        return next((pod for pod, text in pages if total(text, "kitestring_operator_is_leader", {}) == 1), None)
+
+    def page(self, pod: str) -> str:
+        """All metrics of a process."""
+        return self._raw(pod, names.ROUTE_METRICS)
+
+    def kill(self, pod: str) -> None:
+        """As a rollout or a drain does it."""
+        self._release.api.delete(POD, pod, self._release.namespace)
+
+    def memory_mb(self, pod: str) -> float:
+        """Largest resident set of the process so far."""
+        text = self._exec(pod, "cat", "/proc/1/status")
+        (line,) = (line for line in text.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024 / 1e6
+
+    def cpu_seconds(self, pod: str) -> float:
+        """User and system time of the process so far."""
+        fields = self._exec(pod, "cat", "/proc/1/stat").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / 100
+
+    def _pages(self) -> dict[str, str]:
+        return {pod["metadata"]["name"]: self.page(pod["metadata"]["name"]) for pod in self._running()}
+
+    def _running(self) -> list[Object]:
+        pods = self._release.api.listed(POD, self._release.namespace, "app.kubernetes.io/name=kitestring")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and is_true(pod, "Ready")]
+
+    def _raw(self, pod: str, route: str) -> str:
+        path = _PROXIED.format(namespace=self._release.namespace, pod=pod, port=names.PORT_OPERATOR, route=route)
+        return self._kubectl("get", "--raw", path)
+
+    def _exec(self, pod: str, *command: str) -> str:
+        return self._kubectl.in_namespace(self._release.namespace)("exec", pod, "--", *command)
+
+
+def total(text: str, name: str, labels: Mapping[str, str]) -> float:
+    """Sum of the samples of a metric that have these labels, on a page of metrics."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )

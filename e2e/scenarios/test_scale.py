@@ -1,0 +1,268 @@
+"""Two hundred runs with two thousand rollout pods, on nodes that kwok plays; the API server and the operator are real.
+
+What the operator does must lie within `scale.yaml`. What the control plane manages is measured and printed: on two
+cores it is the limit, not the operator.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.report import Figure, machine, report
+from e2e.harness import runs
+from e2e.harness.api import Object
+from e2e.harness.images import Images
+from e2e.harness.kinds import POD, POOL, RUN
+from e2e.harness.kubectl import Kubectl
+from e2e.harness.namespace import Namespace
+from e2e.harness.operators import Operators, total
+from e2e.harness.release import Release
+from e2e.node import kwok
+from kitestring_api import names
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(3600, func_only=True)]
+
+RUNS: Final = 200
+LARGE: Final = 1_005
+"""Workers of one run; the others have SMALL each: 2,000 rollout pods."""
+SMALL: Final = 5
+BATCH: Final = 20
+"""Runs that are applied at once; the next ones when their pods are there."""
+NODES: Final = 4
+"""Fake ones, of a thousand pods each."""
+EVENTS: Final = 10_000
+EVENT_SECONDS: Final = 30.0
+RESYNC_SECONDS: Final = 60.0
+"""The chart's."""
+SENDERS: Final = 16
+
+_FAKE: Final = {
+    "nodeSelector": {"type": "kwok"},
+    "tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists", "effect": "NoSchedule"}],
+}
+_OURS: Final = ("trainingruns", "rolloutpools", "networkpolicies", "poddisruptionbudgets")
+"""Resources to which, in the scenario's time, nobody but the operator writes."""
+_WRITES: Final = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE"})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake_nodes(release: Release) -> Iterator[None]:
+    """Nodes whose pods are ready at once and stay, those of Jobs too."""
+    kwok.start(NODES, 0, jobs_end=False)
+    try:
+        yield
+    finally:
+        kwok.stop()
+
+
+def test_two_hundred_runs(images: Images, namespace: Namespace, release: Release, kubectl: Kubectl) -> None:
+    """Brought up, left alone, taken over by another operator, and flooded with events."""
+    operators = Operators(release, kubectl)
+    found = _brought_up(images, namespace)
+    found |= _unchanged(operators, kubectl)
+    found |= _taken_over(operators)
+    found |= _flooded(operators, namespace)
+    found |= _cleared(namespace)
+    allowed = yaml.safe_load(Path(__file__).with_name("scale.yaml").read_text())
+    bounds = {name: (entry.get("min"), entry.get("max")) for name, entry in allowed.items()}
+    figures = [Figure(name, value, "", bounds[name]) for name, value in found.items()]
+    method = f"{RUNS} runs, {LARGE + SMALL * (RUNS - 1):,} rollout pods on {NODES} nodes of kwok"
+    assert report("scale", method, figures, machine(), "table") == 0
+
+
+# --- What happens -------------------------------------------------------------------------------------------------
+
+
+def _brought_up(images: Images, namespace: Namespace) -> dict[str, float]:
+    """All runs with all their pods, a batch at a time."""
+    begun = time.monotonic()
+    template = {"spec": _FAKE | {"containers": [{"name": "agent", "image": images.python, "command": ["sleep", "9"]}]}}
+    namespace.apply(runs.pool(images, "large", replicas=LARGE, template=template))
+    namespace.apply(runs.pool(images, "small", replicas=SMALL, template=template))
+    for first in range(0, RUNS, BATCH):
+        batch = range(first, min(first + BATCH, RUNS))
+        namespace.apply(*(_run(number) for number in batch))
+        for pool, expected in (("large", LARGE), ("small", SMALL * (batch.stop - 1))):
+            _until_ready(namespace, pool, expected)
+    took = time.monotonic() - begun
+    pods = len(namespace.pods())
+    return {"brought up, seconds": took, "pods made a second by the control plane": pods / took}
+
+
+def _run(number: int) -> Object:
+    """A run whose pods are all on fake nodes: its trainer never answers."""
+    run = runs.collecting(f"run-{number:03d}", pool="small" if number else "large")
+    fake = {"template": {"spec": _FAKE}}
+    for part in ("trainer", "inference"):
+        run["spec"][part] |= fake
+    return run | {"spec": run["spec"] | {"gateway": fake, "traces": {"collector": fake}}}
+
+
+def _until_ready(namespace: Namespace, pool: str, expected: int) -> None:
+    namespace.until_object(
+        POOL,
+        pool,
+        lambda found: (found.get("status") or {}).get("readyReplicas", 0) == expected,
+        f"{expected} ready pods of pool {pool}",
+        seconds=1200,
+    )
+
+
+def _unchanged(operators: Operators, kubectl: Kubectl) -> dict[str, float]:
+    """Two resyncs over everything: the operator writes nothing, and nobody asks the API server to write ours."""
+    _until_still(operators)
+    writes, looked_at, asked = operators.writes(), operators.looked_at(), _asked(kubectl)
+    _until(lambda: operators.looked_at() >= looked_at + 2 * RUNS, "two resyncs", 4 * RESYNC_SECONDS)
+    return {
+        "writes when nothing changed, as the operator counts": operators.writes() - writes,
+        "writes when nothing changed, as the API server counts": _asked(kubectl) - asked,
+    }
+
+
+def _until_still(operators: Operators) -> None:
+    """Until the operator has written nothing for ten seconds."""
+    last, since = operators.writes(), time.monotonic()
+
+    def still() -> bool:
+        nonlocal last, since
+        now = operators.writes()
+        if now != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since > 10
+
+    _until(still, "the operator to write no more", 300)
+
+
+def _asked(kubectl: Kubectl) -> float:
+    """Writing requests to our resources that the API server has had."""
+    text = kubectl("get", "--raw", "/metrics")
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "apiserver_request_total"
+        and sample.labels.get("resource") in _OURS
+        and sample.labels.get("verb") in _WRITES
+    )
+
+
+def _taken_over(operators: Operators) -> dict[str, float]:
+    """The one that acts is ended: the other has the lease, has listed everything and looked at every run."""
+    leader = operators.leader()
+    assert leader is not None
+    before, begun = operators.writes() - _own_writes(operators, leader), time.monotonic()
+    operators.kill(leader)
+    _until(lambda: operators.leader() not in (None, leader), "another operator with the lease", 60)
+    successor = operators.leader()
+    assert successor is not None
+    leads = time.monotonic() - begun
+
+    def looked_at() -> float:
+        text = operators.page(successor)
+        return total(text, "kitestring_operator_reconcile_seconds_count", {"kind": names.KIND_TRAINING_RUN})
+
+    _until(lambda: looked_at() >= RUNS, "every run to be looked at", 120)
+    return {
+        "taken over, lease after seconds": leads,
+        "taken over, every run looked at after seconds": time.monotonic() - begun,
+        "taken over, writes": operators.writes() - before,
+    }
+
+
+def _own_writes(operators: Operators, pod: str) -> float:
+    text = operators.page(pod)
+    name = "kitestring_operator_api_writes_total"
+    return total(text, name, {}) - total(text, name, {"kind": "Lease"})
+
+
+def _flooded(operators: Operators, namespace: Namespace) -> dict[str, float]:
+    """Rollout pods turn ready and not ready, as fast as the control plane takes it, at most EVENTS in EVENT_SECONDS."""
+    leader = operators.leader()
+    assert leader is not None
+    pods = namespace.pods(f"{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}")
+    heard, cpu = _heard(operators, leader), operators.cpu_seconds(leader)
+    statuses = {kind: _statuses(operators, leader, kind) for kind in (RUN.name, POOL.name)}
+    begun = time.monotonic()
+    sent = _sent(namespace, pods)
+    ended = time.monotonic()
+    _until(lambda: _heard(operators, leader) >= heard + sent, f"{sent} events to be heard", 120)
+    late = time.monotonic() - ended
+    took = time.monotonic() - begun
+    found = {
+        "events": float(sent),
+        "events a second that the control plane took": sent / (ended - begun),
+        "last event heard after seconds": late,
+        "CPU seconds of the operator": operators.cpu_seconds(leader) - cpu,
+        "CPU seconds of the operator for 10,000 events": (operators.cpu_seconds(leader) - cpu) * EVENTS / sent,
+        "memory of the operator at most, MB": operators.memory_mb(leader),
+    }
+    for kind, count in ((RUN.name, RUNS), (POOL.name, 2)):
+        written = _statuses(operators, leader, kind) - statuses[kind]
+        found[f"status writes a second and {kind}"] = written / took / count
+    return found
+
+
+def _heard(operators: Operators, leader: str) -> float:
+    return total(operators.page(leader), "kitestring_operator_watch_events_total", {"kind": "Pod"})
+
+
+def _statuses(operators: Operators, leader: str, kind: str) -> float:
+    text = operators.page(leader)
+    return total(text, "kitestring_operator_api_writes_total", {"kind": kind, "verb": "status"})
+
+
+def _sent(namespace: Namespace, pods: Sequence[Object]) -> int:
+    """How many changes were made."""
+    chosen = random.Random(0)
+    ready = {pod["metadata"]["name"]: True for pod in pods}
+    order = list(ready)
+    begun = time.monotonic()
+
+    def send(number: int) -> int:
+        wait = begun + number * EVENT_SECONDS / EVENTS - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)  # the pace of the events
+        if time.monotonic() > begun + EVENT_SECONDS:
+            return 0
+        name = order[number % len(order)]
+        ready[name] = not ready[name]
+        namespace.patch(POD, name, {"status": {"conditions": _conditions(ready[name])}}, "status")
+        return 1
+
+    chosen.shuffle(order)
+    with ThreadPoolExecutor(SENDERS) as threads:
+        return sum(threads.map(send, range(EVENTS)))
+
+
+def _conditions(is_ready: bool) -> list[dict[str, Any]]:
+    word, now = str(is_ready), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = [{"type": kind, "status": word, "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")]
+    return [{"type": "Initialized", "status": "True"}, {"type": "PodScheduled", "status": "True"}, *ready]
+
+
+def _cleared(namespace: Namespace) -> dict[str, float]:
+    """Everything goes with its runs."""
+    begun = time.monotonic()
+    for first in range(0, RUNS, BATCH):
+        for number in range(first, min(first + BATCH, RUNS)):
+            namespace.delete(RUN, f"run-{number:03d}")
+        namespace.until_gone(RUN, seconds=300, name=f"run-{first:03d}")
+    namespace.until_gone(POD, seconds=1200, selector=names.LABEL_RUN)
+    return {"cleared, seconds": time.monotonic() - begun}
+
+
+def _until(done: Any, what: str, seconds: float) -> None:
+    """For what no watch tells of: figures of processes."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.5)
