@@ -103,6 +103,40 @@ async def test_a_name_may_be_that_of_the_host(queue: FakeQueue, tmp_path: Path) 
     await worker.stop()
 
 
+def lingering(queue: FakeQueue, tmp_path: Path, code: str, seconds: float) -> WorkerHere:
+    config = worker_config(tmp_path, queue.url, Setup(command=python(code)), [])
+    return WorkerHere(config.model_copy(update={"linger_seconds": seconds}))
+
+
+async def test_after_the_end_of_a_run_it_may_wait_to_be_told_to_end(queue: FakeQueue, tmp_path: Path) -> None:
+    marker, mark = marked()
+    worker = lingering(queue, tmp_path, f"{mark}import time; time.sleep(600)", 600.0)
+    await queue.put(make_lease(ttl_seconds=0.3))
+    await beating(queue, marker, 1)
+    await queue.end()
+    await worker.gone(marker)
+    async with asyncio.timeout(10):
+        await worker.stop()
+
+
+async def test_a_trainer_that_was_only_started_anew_finds_it_there(queue: FakeQueue, tmp_path: Path) -> None:
+    worker = lingering(queue, tmp_path, "print('done')", 600.0)
+    await queue.run(make_lease())
+    await queue.end()
+    await queue.stop()
+    queue.ended = False
+    await queue.start()
+    assert (await queue.run(make_lease())).output == "done\n"
+    await worker.stop()
+
+
+async def test_nobody_waits_for_ever_after_the_end_of_a_run(queue: FakeQueue, tmp_path: Path) -> None:
+    worker = lingering(queue, tmp_path, "pass", 0.2)
+    await queue.run(make_lease())
+    await queue.end()
+    assert await worker.ended() == 0
+
+
 async def test_secrets_of_the_agent_come_from_files(queue: FakeQueue, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("s3cret\n")
     config = worker_config(tmp_path, queue.url, Setup(command=python("import os; print([os.environ['KEY']])")), [])

@@ -20,6 +20,9 @@ CREDENTIAL = "queueCredential"
 """Key in the Secret, and name of the file."""
 CREDENTIAL_FOLDER = "/etc/kitestring-secrets/keys"
 
+LINGER_SECONDS = 30
+"""What workers of a Deployment wait for the operator to delete it when the run has ended; it may be away."""
+
 LAST_WORD_SECONDS = 30
 """Between the end of the longest attempt and the end of the pod: to end what still runs, to report, to go."""
 
@@ -51,7 +54,7 @@ def worker_config(context: RunContext, rollout: str | None = None) -> dict[str, 
         "health": {"host": "0.0.0.0", "port": names.PORT_WORKER},  # noqa: S104 -- the kubelet asks from outside
         "drain_seconds": max(0, grace_seconds(pool) - LAST_WORD_SECONDS),
     }
-    return config if rollout is None else config | {"rollout": rollout}
+    return config | ({"linger_seconds": LINGER_SECONDS} if rollout is None else {"rollout": rollout})
 
 
 def _limits(limits: Limits) -> dict[str, Any]:

@@ -5,8 +5,9 @@ delays new pods by the number of all that failed since the last success, ignored
 before the end. Figures: docs/decisions/0004-workers-are-a-deployment.md.
 
 Scaling in: the pods too many get TERM, lease nothing more, and have `terminationGracePeriodSeconds` for what they run;
-they no longer count, so that scaling out again does not wait for them. At the end of a run workers end with 0 and are
-started again, with the kubelet's growing pauses, until the operator, which sees the same end, deletes them.
+they no longer count, so that scaling out again does not wait for them. At the end of a run workers wait a while
+for the operator, which sees the same end and deletes them; if it is away they end with 0 and are started again, with
+the kubelet's growing pauses.
 """
 
 from __future__ import annotations

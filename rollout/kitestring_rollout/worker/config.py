@@ -99,6 +99,13 @@ class WorkerConfig(Part):
     )
     grace_seconds: float = Field(default=5.0, ge=0, description="between TERM and KILL")
     drain_seconds: float = Field(default=10.0, ge=0, description="what running agents get after SIGTERM")
+    linger_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="after the end of the run, without agents, how long to wait to be told to end, or for a trainer "
+        "that was only started anew: what ends by itself a Deployment starts again, and a pod whose container ends "
+        "just as it is told to is long in going",
+    )
     poll_seconds: float = Field(default=20.0, gt=0, le=60, description="long poll of the queue")
     ready_seconds: float = Field(default=300.0, gt=0, description="what the modules to preload may take")
 

@@ -64,6 +64,17 @@ class Worker:
         """QueueRefused when the queue does not take us; otherwise returns at the end of the run or after `stop`."""
         done = False
         try:
+            done = await self._work()
+            while done and await self._begins_again():
+                done = await self._work()
+        finally:
+            await self._drop_agents()
+            await self._launcher.close(done)
+
+    async def _work(self) -> bool:
+        """Until the run (or its one rollout) has ended: true, and no agent is left; or until we are to stop: false."""
+        done = False
+        try:
             while not self._stopping.is_set():
                 free = self._config.capacity - len(self._running)
                 if free <= 0 or len(self._reporting) > self._config.capacity:
@@ -78,9 +89,28 @@ class Worker:
             await self._drain()
         except RunEnded:
             log.info("the run has ended")
+            await self._drop_agents()
             done = True
-        finally:
-            await self._drop_all(done)
+        return done
+
+    async def _begins_again(self) -> bool:
+        """Whether a queue is there again within `linger_seconds`: the run's trainer was only started anew."""
+        if self._config.linger_seconds <= 0 or self._config.rollout is not None:
+            return False
+        try:
+            async with asyncio.timeout(self._config.linger_seconds):
+                while not self._stopping.is_set():
+                    try:
+                        leases = await self._lease(self._config.capacity)
+                    except RunEnded:
+                        await self._pause(LONGEST_PAUSE)
+                        continue
+                    for lease in leases:
+                        self._begin(lease)
+                    return not self._stopping.is_set()
+        except TimeoutError:
+            log.info("nobody told this worker to end")
+        return False
 
     async def _until_ready(self) -> None:
         """Until agents can be started, or we are to stop.
@@ -114,7 +144,11 @@ class Worker:
             wait = self._config.poll_seconds if self.reaches_queue else 0.0
             request = LeaseRequest(executor=self._name, capacity=free, wait_seconds=wait, rollout=self._config.rollout)
             asking = asyncio.create_task(self._queue.lease(request))
-            await self._wait({asking})
+            try:
+                await self._wait({asking})
+            except asyncio.CancelledError:
+                asking.cancel()
+                raise
             if not asking.done():
                 asking.cancel()
                 return ()
@@ -195,11 +229,10 @@ class Worker:
         if self._reporting:
             await asyncio.wait(self._reporting, timeout=LAST_WORD_SECONDS)
 
-    async def _drop_all(self, done: bool) -> None:
+    async def _drop_agents(self) -> None:
         for attempt in self._running.values():
             attempt.drop()
         if self._running:
             await asyncio.wait(self._running)
         for task in list(self._reporting):
             task.cancel()
-        await self._launcher.close(done)
