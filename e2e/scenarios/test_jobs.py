@@ -89,7 +89,9 @@ def test_each_rollout_has_a_job_of_its_own(
     assert absent["class"] == names.CLASS_INFRASTRUCTURE and ABSENT in absent["reason"]
     assert absent["tries"] == 2 and absent["excluded"]
     filled = ended["fill the memory"]
-    assert filled["class"] == names.CLASS_AGENT_FAILED and "memory" in filled["reason"], filled
+    assert filled["class"] == names.CLASS_AGENT_FAILED, filled
+    # where the kernel ends one process of a container and not all, nobody says that it was for memory
+    assert "memory" in filled["reason"] or "signal 9" in filled["reason"]
     stopped = ended["stop at the barrier"]
     assert (stopped["class"], stopped["tries"]) == (names.CLASS_SUCCEEDED, 2)
     assert stopped["attempt"] != standing["attempt"]
