@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired", "FieldValueDuplicate"]
+Reason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired"]
+"""Of those that Kubernetes knows, not FieldValueDuplicate: with it the API server leaves our message out."""
 
 
 @dataclass(frozen=True)

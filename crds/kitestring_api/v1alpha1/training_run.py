@@ -35,7 +35,6 @@ class TrainingRunSpec(ApiModel):
             "spec.policies[].aliases must differ from all names and other aliases",
             "remove the alias that another policy has as name or alias",
             field=".policies",
-            reason="FieldValueDuplicate",
         ),
         Rule(
             "self.algorithm.updatesPerStep <= self.rollouts.tasksPerStep * self.rollouts.groupSize",
