@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from kitestring_api import names
 from kitestring_api.v1alpha1 import RolloutPool, RolloutPoolSpec, TrainingRunSpec
 from kitestring_operator.settings import Settings
 
@@ -119,13 +120,18 @@ class Observed:
     """What kept an object of the run from being made when that was last tried."""
     trainer_log: str = ""
     """Last lines of the newest trainer that ended badly, where its pod is still there."""
-    _by_kind: Mapping[str, tuple[Manifest, ...]] = field(init=False, repr=False, compare=False)
+    _sorted: Mapping[str | tuple[str, str], tuple[Manifest, ...]] = field(init=False, repr=False, compare=False)
+    """The objects by kind, and by kind and component: a run has thousands, and is asked for few of them a dozen times.
+    """
 
     def __post_init__(self) -> None:
-        kinds: dict[str, list[Manifest]] = {}
+        found: dict[str | tuple[str, str], list[Manifest]] = {}
         for item in self.objects:
-            kinds.setdefault(item["kind"], []).append(item)
-        object.__setattr__(self, "_by_kind", {kind: tuple(items) for kind, items in kinds.items()})
+            kind = item["kind"]
+            component = (item["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, "")
+            found.setdefault(kind, []).append(item)
+            found.setdefault((kind, component), []).append(item)
+        object.__setattr__(self, "_sorted", {key: tuple(items) for key, items in found.items()})
 
     @property
     def name(self) -> str:
@@ -155,7 +161,11 @@ class Observed:
 
     def of_kind(self, kind: str) -> tuple[Manifest, ...]:
         """The run's objects of one kind, in the order in which they were listed."""
-        return self._by_kind.get(kind, ())
+        return self._sorted.get(kind, ())
+
+    def of_part(self, kind: str, component: str) -> tuple[Manifest, ...]:
+        """Those of them that belong to one part (names.COMPONENT_*)."""
+        return self._sorted.get((kind, component), ())
 
 
 # --- What the parts of a run are made from ------------------------------------------------------------------------

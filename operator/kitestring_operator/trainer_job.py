@@ -149,10 +149,8 @@ def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
     """All trainer Jobs of the run, the newest last."""
     pods = pods_of(observed, names.COMPONENT_TRAINER)
     jobs = []
-    for job in observed.of_kind("Job"):
+    for job in observed.of_part("Job", names.COMPONENT_TRAINER):
         metadata = job["metadata"]
-        if (metadata.get("labels") or {}).get(names.LABEL_COMPONENT) != names.COMPONENT_TRAINER:
-            continue
         annotations = metadata.get("annotations") or {}
         own = tuple(pod for pod in pods if is_owned_by(pod, metadata["uid"]))
         number = _count(annotations.get(names.ANNOTATION_TRAINER_NUMBER), 1)
@@ -164,11 +162,7 @@ def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
 
 def pods_of(observed: Observed, *components: str) -> tuple[Manifest, ...]:
     """The pods of some parts of the run."""
-    return tuple(
-        pod
-        for pod in observed.of_kind("Pod")
-        if (pod["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) in components
-    )
+    return tuple(pod for component in components for pod in observed.of_part("Pod", component))
 
 
 def parse_result(text: str) -> TrainerResult | None:
