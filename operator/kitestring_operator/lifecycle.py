@@ -114,7 +114,7 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
         )
     is_wanted = observed.spec is None or not observed.spec.suspend
     if not (is_wanted and gate.is_open):
-        return _stopping(observed, seen, gate)
+        return _hindered(observed, _stopping(observed, seen, gate))
     if refusal is not None:
         return _holding_on(seen, prior, refusal)
     return _hindered(observed, _running(observed, seen, prior))
@@ -212,7 +212,7 @@ def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
 
 def _hindered(observed: Observed, way: Course) -> Course:
     """With what keeps a part from being made in place of what is waited for."""
-    if observed.hindrance is None or way.phase is Phase.RUNNING:
+    if observed.hindrance is None or way.phase in (Phase.RUNNING, Phase.SUSPENDING, Phase.SUSPENDED):
         return way
     return replace(way, message=observed.hindrance)
 

@@ -103,6 +103,27 @@ async def test_before_admission_there_is_no_pod() -> None:
     assert world.cluster.writes[before:] == []
 
 
+async def test_a_queued_run_says_why_its_workload_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kueue's webhook is away: to say that the queue has not seen the run would send people to the queue."""
+    world = await queued(suspend=True)
+    apply = FakeCluster.apply
+
+    async def away(self: FakeCluster, manifest: Manifest) -> Manifest:
+        if manifest["kind"] == "Workload":
+            raise UnavailableError("apply Workload", 500, "failed calling webhook")
+        return await apply(self, manifest)
+
+    monkeypatch.setattr(FakeCluster, "apply", away)
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": False}})
+    world.deliver()
+    for _ in range(2):
+        world.forget_pace()
+        with pytest.raises(UnavailableError):
+            await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
+    assert world.status()["phase"] == "Queued"
+    assert "failed calling webhook" in world.status()["message"]
+
+
 async def test_what_waits_is_said() -> None:
     world = await queued()
     tell(world, entry("QuotaReserved", "False", "Pending", "couldn't assign flavors: insufficient quota for cpu"))
