@@ -170,6 +170,7 @@ def test_failures_by_class(
         release.api.delete(POD, before, release.namespace, grace=0)
         evict(namespace.api, evicted)
         nodes.crash(bereft, "worker")
+        until_over(namespace, evicted, bereft)
         gate.open("stop")
         run = runs.until_finished(namespace, "run", seconds=120)
     runs.assert_succeeded(run)
@@ -290,6 +291,19 @@ def pod_of_rollout(namespace: Namespace, rollout: str) -> Object:
     """The pod in which a rollout runs (isolation: Job)."""
     (pod,) = namespace.pods(f"{names.LABEL_ROLLOUT}={rollout}")
     return pod
+
+
+def until_over(namespace: Namespace, *pods: Object) -> None:
+    """Return once none of the pods runs any more."""
+    uids = {pod["metadata"]["uid"] for pod in pods}
+    namespace.until(
+        POD,
+        lambda found: (
+            not any(pod["metadata"]["uid"] in uids and pod["status"]["phase"] == "Running" for pod in found.values())
+        ),
+        "the end of the pods",
+        seconds=60,
+    )
 
 
 def evict(api: Api, pod: Object) -> None:

@@ -139,7 +139,13 @@ def test_upgrade_leaves_runs_alone(images: Images, release: Release, namespace: 
         before, operators = uids(namespace), set(release.operators())
         try:
             release.install(settings=changed, logLevel="debug")
-            assert not operators & set(release.operators())
+            release.api.until(
+                POD,
+                lambda pods: not operators & set(pods),
+                "end of the old operators",
+                seconds=60,
+                namespace=release.namespace,
+            )
             gate.open("step-1")
             in_midst(gate, 2)
             assert uids(namespace) == before, "no pod was replaced"
@@ -159,7 +165,7 @@ def test_steps_in_which_all_fail(images: Images, namespace: Namespace, store: Ob
         script=(AGENTS / "behaving.py").read_text(),
         network={"egress": [barrier.EGRESS]},
         agentProtocol={"task": {"from": "argument"}},
-        reward={"source": "exitCode"},
+        reward={"source": "builtin", "builtin": {"kind": "regex", "pattern": "^$"}},
     )
     pool["spec"]["template"]["spec"]["containers"][0]["env"] = [barrier.ENV]
     run = runs.collecting(
@@ -199,7 +205,8 @@ def test_deleted_jobs_and_runs(images: Images, namespace: Namespace, store: Obje
         gone = namespace.get(RUN, "run")
         namespace.delete(RUN, "run")
         for kind in (POD, JOB, SECRET):
-            namespace.until_gone(kind, seconds=60, selector=f"{names.LABEL_RUN}=run")
+            # a gateway waits for those who would end its attempts, as long as its pod may
+            namespace.until_gone(kind, seconds=75, selector=f"{names.LABEL_RUN}=run")
         namespace.apply(stopping_run(1))
         second = {said["rollout"]: said["attempt"] for said in gate.until("step-1", SLOTS, seconds=START_SECONDS)}
         assert second.keys() == first.keys() and not set(second.values()) & set(first.values()), "another run"
