@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from bench.operator.store import Event, Store, managed_fields, now
+from bench.operator.store import Event, Store, now
 from kitestring_operator.observed import Manifest
 
 _SIZE = {"StatefulSet": "replicas", "Deployment": "replicas", "Job": "parallelism"}
@@ -74,7 +74,6 @@ class Workloads:
             "spec": copy.deepcopy(template["spec"]) | copy.deepcopy(dict(_POD_DEFAULTS)),
         }
         pod["status"] = status(pod, is_ready=True, restarts=0)
-        pod["metadata"]["managedFields"] = managed_fields(pod)
         return pod
 
 
