@@ -31,7 +31,12 @@ def start(nodes: int, gpus: int, *, jobs_end: bool = True) -> None:
     if _pid() is None:
         stages = layout.RUN / "kwok-stages.yaml"
         stages.write_text(_stages(jobs_end))
-        selected = ["--manage-all-nodes=false", f"--manage-nodes-with-annotation-selector={SELECTOR}"]
+        # without leases its nodes would be lost after forty seconds
+        selected = [
+            "--manage-all-nodes=false",
+            f"--manage-nodes-with-annotation-selector={SELECTOR}",
+            "--node-lease-duration-seconds=40",
+        ]
         command = [programs.program(programs.KWOK, "kwok"), "--kubeconfig", kubeconfig(), "--config", stages, *selected]
         with (layout.LOGS / "kwok.log").open("w") as log:
             process = subprocess.Popen(
