@@ -147,8 +147,11 @@ def until_pod_after(namespace: Namespace, gone: Object) -> None:
 
 
 def lives(pod: Object) -> bool:
-    """Whether a pod is neither ended nor told to end."""
-    return pod["status"]["phase"] in ("Pending", "Running") and "deletionTimestamp" not in pod["metadata"]
+    """Whether a pod works or may come to work. One whose image cannot be had is given up, and goes when another comes."""
+    if pod["status"]["phase"] not in ("Pending", "Running") or "deletionTimestamp" in pod["metadata"]:
+        return False
+    states = [status.get("state") or {} for status in pod["status"].get("containerStatuses") or ()]
+    return not any("Image" in (state.get("waiting") or {}).get("reason", "") for state in states)
 
 
 def pod_of(namespace: Namespace, rollout: str) -> Object:
