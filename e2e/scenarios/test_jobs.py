@@ -147,7 +147,7 @@ def until_pod_after(namespace: Namespace, gone: Object) -> None:
 
 
 def lives(pod: Object) -> bool:
-    """Whether a pod works or may come to work. One whose image cannot be had is given up, and goes when another comes."""
+    """Whether a pod works or may come to work. One whose image is not there is given up and goes."""
     if pod["status"]["phase"] not in ("Pending", "Running") or "deletionTimestamp" in pod["metadata"]:
         return False
     states = [status.get("state") or {} for status in pod["status"].get("containerStatuses") or ()]
