@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -92,16 +93,26 @@ def test_of_a_pod_little_is_kept() -> None:
         phase="Running",
         podIP="10.0.0.1",
         containerStatuses=[{"name": "a", "imageID": "x" * 100, "state": {"running": {}}, "ready": True}],
-        conditions=[{"type": "Ready", "status": "True", "lastProbeTime": None}],
+        conditions=[
+            {"type": "Ready", "status": "True", "lastProbeTime": None},
+            {"type": "Initialized", "status": "True"},
+        ],
     )
     whole["spec"] = {"nodeName": "node", "containers": [{"name": "a", "env": [{"name": "X"}]}]}
     whole["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 1000, "mine": "1"}
+    whole["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "j", "uid": "o", "controller": True}]
     kept = trimmed(whole)
     assert kept["spec"] == {"nodeName": "node"}
-    assert kept["status"]["containerStatuses"] == [{"name": "a", "state": {"running": {}}, "ready": True}]
+    assert kept["metadata"]["ownerReferences"] == [{"uid": "o", "controller": True}]
+    assert kept["status"]["containerStatuses"] == [{"name": "a", "state": {"running": {}}}]
     assert kept["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
     assert kept["metadata"]["annotations"] == {"mine": "1"}
     assert "podIP" not in kept["status"]
+
+
+def test_what_recurs_is_kept_once() -> None:
+    first, second = (trimmed(json.loads(json.dumps(pod(phase="Running", reason="Evicted")))) for _ in range(2))
+    assert first["status"]["reason"] is second["status"]["reason"]
 
 
 def test_of_a_secret_nothing_but_its_name_is_kept() -> None:

@@ -20,15 +20,19 @@ _METADATA: Final = (
     "resourceVersion",
     "creationTimestamp",
     "deletionTimestamp",
-    "deletionGracePeriodSeconds",
 )
+_EMPTY: Final[tuple[object, ...]] = (None, {}, [])
 _BULKY_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 _JOB_SPEC: Final = ("parallelism", "completions", "completionMode", "suspend", "backoffLimit", "activeDeadlineSeconds")
 _POD_SPEC: Final = ("nodeName",)
-_POD_STATUS: Final = ("phase", "reason", "message", "startTime")
+_POD_STATUS: Final = ("phase", "reason", "message")
+_POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled", "DisruptionTarget"})
 _POD_CONDITION: Final = ("type", "status", "reason", "message", "lastTransitionTime")
-_CONTAINER_STATUS: Final = ("name", "image", "ready", "started", "restartCount", "state", "lastState")
+_CONTAINER_STATUS: Final = ("name", "image", "state", "lastState")
+_OWNER: Final = ("uid", "controller")
+_SHARED_LENGTH: Final = 64
+"""Words, times and images recur in thousands of objects; longer texts seldom do."""
 
 
 def _replicated(manifest: Manifest) -> Manifest:
@@ -44,11 +48,16 @@ def _job(manifest: Manifest) -> Manifest:
 def _pod(manifest: Manifest) -> Manifest:
     status = manifest.get("status") or {}
     kept = _some(status, _POD_STATUS)
-    kept["conditions"] = [_some(condition, _POD_CONDITION) for condition in status.get("conditions") or ()]
+    kept["conditions"] = [
+        _some(condition, _POD_CONDITION)
+        for condition in status.get("conditions") or ()
+        if condition["type"] in _POD_CONDITIONS
+    ]
     for field in ("initContainerStatuses", "containerStatuses"):
         if status.get(field):
             kept[field] = [_some(container, _CONTAINER_STATUS) for container in status[field]]
-    return {"spec": _some(manifest.get("spec"), _POD_SPEC), "status": kept}
+    content: Manifest = _shared({"spec": _some(manifest.get("spec"), _POD_SPEC), "status": kept})
+    return content
 
 
 def _whole(manifest: Manifest) -> Manifest:
@@ -79,9 +88,11 @@ _CONTENT: Final[Mapping[str, Callable[[Manifest], Manifest]]] = MappingProxyType
 
 
 def trimmed(manifest: Manifest) -> Manifest:
-    """A copy with what matters. Of a pod: metadata, node, phase, conditions, states of its containers."""
+    """A copy with what matters. Of a pod: metadata, node, phase, some conditions, states of its containers."""
     kind = manifest["kind"]
     metadata = _some(manifest["metadata"], _METADATA)
+    if "ownerReferences" in metadata:
+        metadata["ownerReferences"] = _shared([_some(owner, _OWNER) for owner in metadata["ownerReferences"]])
     if _BULKY_ANNOTATION in metadata.get("annotations", {}):
         metadata["annotations"] = {
             key: value for key, value in metadata["annotations"].items() if key != _BULKY_ANNOTATION
@@ -93,4 +104,16 @@ def trimmed(manifest: Manifest) -> Manifest:
 
 
 def _some(whole: Mapping[str, Any] | None, fields: tuple[str, ...]) -> dict[str, Any]:
-    return {field: whole[field] for field in fields if field in whole} if whole else {}
+    """The fields that are there and not empty."""
+    return {field: whole[field] for field in fields if whole.get(field) not in _EMPTY} if whole else {}
+
+
+def _shared(value: Any) -> Any:
+    """The same, with one string in memory for equal ones."""
+    if isinstance(value, str):
+        return intern(value) if len(value) <= _SHARED_LENGTH else value
+    if isinstance(value, dict):
+        return {intern(key): _shared(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_shared(inner) for inner in value]
+    return value
