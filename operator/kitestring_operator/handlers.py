@@ -15,7 +15,7 @@ from kitestring_operator.observed import Manifest
 
 Observe = Callable[[Manifest, EventType | None], None]
 
-PAGE: Final = 100
+PAGE: Final = 50
 """Objects in one page of kopf's first list. Whole pods are large, and one page at a time is in memory."""
 IDLE_SECONDS: Final = 0.1
 """kopf keeps an object so long after each event of it, whole."""

@@ -154,7 +154,7 @@ async def test_lists_are_read_by_pages_and_trimmed(server: Server, cluster: Requ
         ("Job", "batch/v1", "b"),
     ]
     assert found[0]["metadata"] == {"name": "a"} and found[0]["spec"] == {"parallelism": 2}
-    assert server.asked[0][1] == "/apis/batch/v1/jobs?limit=100&labelSelector=a%3Db"
+    assert server.asked[0][1] == "/apis/batch/v1/jobs?limit=50&labelSelector=a%3Db"
     assert server.asked[1][1].endswith("&continue=more")
 
 

@@ -42,7 +42,7 @@ THREADS: Final = 8
 TIMEOUT_SECONDS: Final = (5.0, 30.0)
 """Of a request: to connect, to read."""
 TRIES: Final = 4
-PAGE: Final = 100
+PAGE: Final = 50
 """Objects in one page of a list: one page at a time is in memory, and a pod takes eighty kilobytes there."""
 
 _APPLY: Final = "application/apply-patch+yaml"
