@@ -294,16 +294,14 @@ def pod_of_rollout(namespace: Namespace, rollout: str) -> Object:
 
 
 def until_over(namespace: Namespace, *pods: Object) -> None:
-    """Return once none of the pods runs any more."""
+    """Return once all of the pods have ended."""
     uids = {pod["metadata"]["uid"] for pod in pods}
-    namespace.until(
-        POD,
-        lambda found: (
-            not any(pod["metadata"]["uid"] in uids and pod["status"]["phase"] == "Running" for pod in found.values())
-        ),
-        "the end of the pods",
-        seconds=60,
-    )
+
+    def are_over(found: dict[str, Object]) -> bool:
+        left = [pod for pod in found.values() if pod["metadata"]["uid"] in uids]
+        return all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in left)
+
+    namespace.until(POD, are_over, "the end of the pods", seconds=60)
 
 
 def evict(api: Api, pod: Object) -> None:
