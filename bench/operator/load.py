@@ -19,6 +19,7 @@ from bench.operator.subject import Subject, operator
 from bench.operator.trainers import Trainers
 from bench.operator.workloads import Workloads, status
 from kitestring_api import names
+from kitestring_operator.cluster.kinds import RESOURCES
 from kitestring_operator.observed import Manifest
 
 RUNS = 200
@@ -173,7 +174,7 @@ async def _flooded(scene: Scene, folder: Path, url: str) -> dict[str, float]:
         scene.trainers.moves = True
         first, cpu, begun = len(scene.store.writes), subject.cpu_seconds(), time.monotonic()
         await scene.flood()
-        ended = time.monotonic()
+        ended, scene.trainers.moves = time.monotonic(), False
 
         async def all_heard() -> bool:
             return await heard() >= pods + EVENTS
@@ -182,15 +183,16 @@ async def _flooded(scene: Scene, folder: Path, url: str) -> dict[str, float]:
         late, spent = time.monotonic() - ended, subject.cpu_seconds() - cpu
         written = _writes(scene.store.writes[first:])
         took = time.monotonic() - begun
-        scene.trainers.moves = False
         await subject.until(scene.pools_are_right, "the pools' statuses", 60)
         right = time.monotonic() - ended
         statuses = Counter(write.ref for write in written if write.verb == "status")
+        most = {kind: max(count for ref, count in statuses.items() if ref.kind == kind) / took for kind in RESOURCES}
         return {
             "10,000 events in 30 s, CPU": spent,
             "last event heard after": late,
             "pools right after the last event": right,
-            "status writes of one run a second, at most": max(statuses.values(), default=0) / took,
+            "status writes of one run a second, at most": most[names.KIND_TRAINING_RUN],
+            "status writes of one pool a second, at most": most[names.KIND_ROLLOUT_POOL],
             "other writes": len(written) - statuses.total(),
             "memory, peak": subject.peak_mb(),
         }

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 from aiohttp import connector
@@ -32,7 +34,14 @@ class _Loopback(AbstractResolver):
     async def close(self) -> None: ...
 
 
+def _end_with_parent() -> None:
+    """Whoever started this process holds the other end of its standard input."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     settings, core, _Loopback.port = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     os.sched_setaffinity(0, {core})
     setattr(connector, "DefaultResolver", _Loopback)  # noqa: B010 -- it has the type of one class

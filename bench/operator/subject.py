@@ -97,7 +97,12 @@ async def operator(folder: Path, settings: Settings, url: str) -> AsyncIterator[
     with (folder / "operator.log").open("a") as log:
         command = ["-m", "bench.operator.process", str(config), str(core), str(port)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment
+            sys.executable,
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=environment,
         )
     try:
         assert process.stdout is not None
