@@ -36,7 +36,7 @@ class _Loopback(AbstractResolver):
 
 def _end_with_parent() -> None:
     """Whoever started this process holds the other end of its standard input."""
-    sys.stdin.buffer.read()
+    os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
