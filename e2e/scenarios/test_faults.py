@@ -52,7 +52,7 @@ def test_killed_parts_cost_no_rollout(
 
         # rollouts go on without an operator
         cut_off = in_midst(gate, 2, STEP_SECONDS)
-        kill(namespace, names.COMPONENT_GATEWAY)
+        nodes.crash(pod_of(namespace, names.COMPONENT_GATEWAY), "gateway")
         gate.open("step-2")
 
         kept = in_midst(gate, 3, STEP_SECONDS)
