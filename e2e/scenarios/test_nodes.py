@@ -17,12 +17,13 @@ from e2e.harness.audit import audited
 from e2e.harness.barrier import Barrier
 from e2e.harness.images import Images
 from e2e.harness.kinds import JOB, NODE, POD, RUN, SECRET
-from e2e.harness.ledger import COMMITS, Ledger
+from e2e.harness.ledger import Ledger
 from e2e.harness.namespace import Namespace
 from e2e.harness.release import Release
 from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
 from kitestring_rollout.storage import ObjectStore
+from kitestring_trainer.ledger import COMMITS
 
 pytestmark = pytest.mark.full
 
