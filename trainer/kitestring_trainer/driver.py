@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import platform
-import signal
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from kitestring_api import names
 from kitestring_rollout.protocol.run_status import Phase, RolloutCounts
 from kitestring_rollout.storage import ObjectExists, open_store
+from kitestring_trainer import stop_signals
 from kitestring_trainer.artifacts import Artifacts, StateUploads
 from kitestring_trainer.checkpoints import Checkpoints
 from kitestring_trainer.config import TrainerConfig, read_config, read_credential
@@ -154,7 +154,7 @@ class _Process:
         train_tasks, validation_tasks = _load_tasks(config)
         credential = read_credential(config.queue_credential_file)
         gateway_credential = read_credential(config.gateway_credential_file)
-        exits.callback(_restore_signals(self._request_stop))
+        exits.enter_context(stop_signals.heard(self._request_stop))
         store = open_store(config.store)
         ledger = Ledger(store, self._stop)
         artifacts = Artifacts(store, config.store, ledger, self._stop) if config.artifacts else None
@@ -242,7 +242,7 @@ class _Process:
             raise RunStoppedError("stopped while it started")
 
     def _request_stop(self) -> None:
-        """From a signal handler."""
+        """From the thread that hears signals."""
         self._stop_by = min(self._stop_by, time.monotonic() + self._config.timing.stop)
         self._stop.set()
         if self._learner is not None:
@@ -362,16 +362,3 @@ def _checkpoints(config: TrainerConfig, artifacts: Artifacts | None, resumed_ste
     checkpoints = Checkpoints(config.folder / CHECKPOINTS_FOLDER, config.spec.checkpoints.keep, kept_there)
     checkpoints.rewind(resumed_step)
     return checkpoints
-
-
-def _restore_signals(stop: Callable[[], None]) -> Callable[[], None]:
-    """Have SIGTERM and SIGINT call `stop`; the way back. Only a main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    return restore

@@ -92,8 +92,9 @@ class QueueThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def fail(self, error: BaseException) -> None:
-        """End every plan in progress, and every later one, with this error. From any thread or a signal handler."""
-        self._loop.call_soon_threadsafe(self._fail, error)
+        """End every plan in progress, and every later one, with this error. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no plan
+            self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
         self.queue.fail(error)

@@ -50,14 +50,10 @@ class RolloutFeed:
         return answer
 
     def request_stop(self) -> None:
-        # Not under the lock: may be called from a signal handler that interrupted its holder.
-        self._stop = True
-        threading.Thread(target=self._wake, daemon=True).start()
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
 
     @property
     def stopping(self) -> bool:
         return self._stop
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
