@@ -13,7 +13,7 @@ import stat
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -485,6 +485,70 @@ async def test_scratch_that_cannot_be_made(pods: Pods, queue: FakeQueue) -> None
             "scratch_root: mkdir /proc/scratch: no such file or directory; "
             "mount a writable volume there in the container `agent`"
         )
+
+
+# --- Its network ----------------------------------------------------------------------------------------------------
+
+ASK = python("import os, urllib.request\nurllib.request.urlopen(os.environ['KITESTRING_BASE_URL']).read()")
+
+
+class LateGateway:
+    """Cuts the first connections as a network does whose rules do not know the pod yet, then answers as a gateway."""
+
+    def __init__(self, cuts: int) -> None:
+        self._cuts = cuts
+        self.connections = 0
+        self.asked = asyncio.Event()
+        self.base_url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.asked.set()
+        if self.connections > self._cuts:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[LateGateway]:
+        async with await asyncio.start_server(self.answer, "127.0.0.1", 0) as server:
+            self.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/r/token"
+            yield self
+
+
+async def test_the_first_agent_waits_for_the_way_to_its_gateway(pods: Pods, queue: FakeQueue) -> None:
+    await pods.start(Setup(command=ASK))
+    async with LateGateway(cuts=2).open() as gateway:
+        finish = await queue.run(make_lease(base_url=gateway.base_url))
+        assert (finish.ended, finish.exit_code) == ("exited", 0), finish.log_tail
+        assert gateway.connections == 4  # the agent's is the last
+        assert (await queue.run(make_lease(base_url=gateway.base_url))).exit_code == 0
+        assert gateway.connections == 5, "asked once"
+
+
+async def test_an_agent_whose_gateway_never_answers_is_not_started(
+    pods: Pods, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kitestring_rollout.worker.gateway_check.WAIT_SECONDS", 0.5)
+    ran = pods.folder / "scratch" / "ran"
+    await pods.start(Setup(command=["touch", str(ran)]))
+    finish = await queue.run(make_lease(base_url="http://gateway.invalid:8080/r/token"))
+    assert finish.ended == "cutOff"
+    assert (finish.message or "").startswith("http://gateway.invalid:8080 cannot be reached from the agent's side: ")
+    assert not ran.exists()
+    assert (await queue.run(make_lease())).exit_code == 0, "of another gateway nothing is said"
+
+
+async def test_a_pod_that_waits_for_a_gateway_ends_at_once(pods: Pods, queue: FakeQueue) -> None:
+    async with LateGateway(cuts=1 << 30).open() as gateway:
+        pod = await pods.start(Setup(command=["true"]))
+        await queue.put(make_lease(base_url=gateway.base_url, ttl_seconds=0.3))
+        await gateway.asked.wait()
+        begun = time.monotonic()
+        await queue.end()
+        assert await pod.ended() == 0
+        assert time.monotonic() - begun < 10
 
 
 # --- Python agents --------------------------------------------------------------------------------------------------

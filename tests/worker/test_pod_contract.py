@@ -18,6 +18,7 @@ async def start_executor(
     tmp_path: Path, queue: FakeQueue, preload: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[StartWorker]:
     monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr("kitestring_rollout.worker.gateway_check.WAIT_SECONDS", 0.5)
     started: list[PodHere | PodApart] = []
 
     async def start(setup: Setup) -> WorkerHere:

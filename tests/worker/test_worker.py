@@ -35,6 +35,11 @@ async def beating(queue: FakeQueue, marker: str, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_success_needs_no_gateway(start_executor: StartWorker, queue: FakeQueue) -> None:
+    await start_executor(Setup(command=python("print('done')")))
+    assert (await queue.run(make_lease(base_url="http://gateway.invalid:8080/r/token"))).ended == "exited"
+
+
 async def test_agents_outlive_the_launcher_and_the_next_gets_another(
     start_executor: StartWorker, queue: FakeQueue, tmp_path: Path
 ) -> None:

@@ -55,7 +55,7 @@ class HeartbeatReply(Message):
 
 
 EndKind = Literal["exited", "signalled", "deadline", "cutOff", "startFailed", "cancelled", "executorLost"]
-"""cutOff: it failed, and its gateway could not be reached from where it ran."""
+"""cutOff: it failed, or was not started, and its gateway could not be reached from where it ran."""
 
 
 class Finish(Message):

@@ -17,7 +17,7 @@ from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd, A
 from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
 from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
-from kitestring_rollout.worker.gateway_check import cut_off
+from kitestring_rollout.worker.gateway_check import ProvenGateways, cut_off
 from kitestring_rollout.worker.program import PythonProgram
 from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused
 from kitestring_rollout.worker.running_agent import (
@@ -44,15 +44,19 @@ MARGIN_SECONDS = 30.0
 class Attempt:
     """Runs the agent of one lease. `run` returns what to report, or None when the lease was lost."""
 
-    def __init__(self, config: WorkerConfig, lease: Lease, launcher: Launcher, queue: QueueClient) -> None:
+    def __init__(
+        self, config: WorkerConfig, lease: Lease, launcher: Launcher, queue: QueueClient, gateways: ProvenGateways
+    ) -> None:
         self.lease = lease
         self._config = config
         self._launcher = launcher
         self._queue = queue
+        self._gateways = gateways
         self._leased_at = time.monotonic()
         self._agent: RunningAgent | None = None
         self._renewed_at = self._leased_at
         self._draining = asyncio.Event()
+        self._unwanted = asyncio.Event()
         self._cancelled = False
         self._gone = False
 
@@ -61,13 +65,18 @@ class Attempt:
         beating = asyncio.create_task(self._heartbeats())
         try:
             start = agent_start(self._config, self.lease, base, scratch, program)
-            self._agent = await self._launcher.start(start)
-            if self._gone:
-                self._agent.kill()
-            elif self._cancelled:
-                self._agent.cancel()
-            end = await self._end(self._agent, start)
-            finish = await self._excused(self._report(end, has_output=start.output_bytes > 0))
+            why = await self._way_barred()
+            if why is None:
+                self._agent = await self._launcher.start(start)
+                if self._gone:
+                    self._agent.kill()
+                elif self._cancelled:
+                    self._agent.cancel()
+                end = await self._end(self._agent, start)
+                finish = await self._excused(self._report(end, has_output=start.output_bytes > 0))
+            else:
+                log.warning("attempt %s of %s: %s; its agent was not started", *self._ids(), why)
+                finish = self._finish("cutOff", why)
         except (TaskUndeliverable, CannotLaunch) as error:
             finish = self._finish("startFailed", str(error))
         except GuardianEnded as error:
@@ -88,6 +97,7 @@ class Attempt:
     def cancel(self) -> None:
         """Ends the agent, with its grace; `run` still returns a report."""
         self._cancelled = True
+        self._unwanted.set()
         if self._agent is not None:
             self._agent.cancel()
 
@@ -98,8 +108,23 @@ class Attempt:
     def drop(self) -> None:
         """Kills the agent; `run` returns None."""
         self._gone = True
+        self._unwanted.set()
         if self._agent is not None:
             self._agent.kill()
+
+    async def _way_barred(self) -> str | None:
+        """Why an agent would not reach its gateway. Of a new pod the rules of the network can come after its start: its
+        first agent would find the first connection refused."""
+        if self._config.launcher_socket is None:
+            return None  # on this machine no rule has still to come
+        proving = asyncio.create_task(self._gateways.prove(self.lease.base_url))
+        unwanted = asyncio.create_task(self._unwanted.wait())
+        try:
+            await asyncio.wait({proving, unwanted}, return_when=asyncio.FIRST_COMPLETED)
+            return proving.result() if proving.done() else None
+        finally:
+            proving.cancel()
+            unwanted.cancel()
 
     async def _end(self, agent: RunningAgent, start: AgentStart) -> AgentEnd:
         patience = start.seconds + start.grace_seconds + 2 * UNKILLABLE_SECONDS + MARGIN_SECONDS

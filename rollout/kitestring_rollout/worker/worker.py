@@ -12,6 +12,7 @@ from pathlib import Path
 from kitestring_rollout.protocol.queue import Finish, Lease, LeaseRequest
 from kitestring_rollout.worker.attempt import Attempt
 from kitestring_rollout.worker.config import WorkerConfig
+from kitestring_rollout.worker.gateway_check import ProvenGateways
 from kitestring_rollout.worker.program import PythonProgram
 from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused, RunEnded
 from kitestring_rollout.worker.running_agent import CannotLaunch, Launcher, LauncherLost
@@ -43,6 +44,7 @@ class Worker:
         self._base = base
         self._scratch_root = scratch_root
         self._program = program
+        self._gateways = ProvenGateways()
         self._name = config.name.replace("{hostname}", socket.gethostname())
         self._stopping = asyncio.Event()
         self._running: dict[asyncio.Task[Finish | None], Attempt] = {}
@@ -183,7 +185,7 @@ class Worker:
             return
 
     def _begin(self, lease: Lease) -> None:
-        attempt = Attempt(self._config, lease, self._launcher, self._queue)
+        attempt = Attempt(self._config, lease, self._launcher, self._queue, self._gateways)
         task = asyncio.create_task(attempt.run(self._base, self._scratch_root, self._program))
         self._running[task] = attempt
         task.add_done_callback(self._ended)
