@@ -68,6 +68,9 @@ def of_pool(pool: RolloutPool) -> Iterator[Inconsistency]:
             )
     for index, destination in enumerate(pool.spec.network.egress):
         yield from _ranges(destination, ("spec", "network", "egress", index))
+    scorer = pool.spec.reward.scorer
+    for index, destination in enumerate(scorer.network.egress if scorer is not None else ()):
+        yield from _ranges(destination, ("spec", "reward", "scorer", "network", "egress", index))
 
 
 def _ranges(destination: Destination, path: FieldPath) -> Iterator[Inconsistency]:

@@ -149,15 +149,6 @@ NOT_YET: tuple[NotYet, ...] = (
         "object storage is opened with keys from Secrets, not with the identity of a pod",
         "name a Secret with the keys accessKeyId and secretAccessKey in credentialsSecretRef",
     ),
-    NotYet(
-        names.KIND_ROLLOUT_POOL,
-        "spec.reward.source",
-        "scorer",
-        _is_not("agent", "exitCode", "builtin", "command"),
-        "agent, exitCode, builtin, command",
-        "scorers in a container of their own are not started",
-        "use source: command, which runs your program apart from the agent",
-    ),
 )
 """The table. An entry goes when the version carries the value out."""
 

@@ -70,6 +70,7 @@ def _pool_change(
 AGENT = "spec.template.spec.containers.0"
 MODEL = "spec.policies.0.model"
 BUILTIN = "spec.reward.builtin"
+SCORER = "spec.reward.scorer"
 FIXED = "cannot change once the run has started"
 USED_POOL = "cannot change while runs use the pool"
 
@@ -375,19 +376,19 @@ RULE_CASES = (
         {"spec.template.spec.restartPolicy": ABSENT},
     ),
     _pool(
-        "spec.network.egress[] needs either cidr",
+        "spec[.reward.scorer].network.egress[] needs either cidr",
         "spec.network.egress[0].cidr",
         {"spec.network.egress": [{"cidr": "10.0.0.0/8", "podSelector": {}}]},
         {"spec.network.egress.0.podSelector": ABSENT},
     ),
     _pool(
-        "spec.network.egress[].except has no meaning",
+        "spec[.reward.scorer].network.egress[].except has no meaning",
         "spec.network.egress[0].except",
         {"spec.network.egress": [{"namespaceSelector": {}, "except": ["10.0.0.0/8"]}]},
         {"spec.network.egress.0.except": ABSENT},
     ),
     _pool(
-        "spec.network.egress[].ports[].endPort must not",
+        "spec[.reward.scorer].network.egress[].ports[].endPort must not",
         "spec.network.egress[0].ports[0].endPort",
         {"spec.network.egress": [{"cidr": "10.0.0.0/8", "ports": [{"port": 443, "endPort": 80}]}]},
         {"spec.network.egress.0.ports.0.endPort": 445},
@@ -415,6 +416,18 @@ RULE_CASES = (
         "spec.reward.command",
         {"spec.reward": {"source": "command"}},
         {"spec.reward.command": {"command": ["./score"]}},
+    ),
+    _pool(
+        "spec.reward.scorer is required",
+        "spec.reward.scorer",
+        {"spec.reward": {"source": "scorer"}},
+        {SCORER: {"image": "judge:1"}},
+    ),
+    _pool(
+        "spec.reward.scorer.env must not",
+        "spec.reward.scorer.env",
+        {"spec.reward": {"source": "scorer", "scorer": {"image": "judge:1", "env": [{"name": "PORT", "value": "1"}]}}},
+        {f"{SCORER}.env": [{"name": "PORT_OF_MODEL", "value": "1"}], f"{SCORER}.port": 1},
     ),
     _pool(
         "spec.reward.exitCode has no meaning",
@@ -487,7 +500,16 @@ RULE_CASES = (
         {"spec.agentProtocol.task.from": "stdin"},
     ),
     _pool_change(
-        f"spec.reward {USED_POOL}", "spec.reward", {"spec.reward.missing": "zero"}, {"spec.reward.missing": "exclude"}
+        f"spec.reward, scorer.replicas aside, {USED_POOL}",
+        "spec.reward",
+        {
+            "spec.reward": {
+                "source": "scorer",
+                "scorer": {"image": "judge:1", "replicas": 3, "timeoutSeconds": 9},
+            }
+        },
+        {f"{SCORER}.timeoutSeconds": 60},
+        {"spec.reward": {"source": "scorer", "scorer": {"image": "judge:1"}}},
     ),
     _pool_change(f"spec.limits {USED_POOL}", "spec.limits", {"spec.limits.calls": 9}, {"spec.limits": ABSENT}),
     _pool_change(f"spec.attempts {USED_POOL}", "spec.attempts", {"spec.attempts.max": 9}, {"spec.attempts": ABSENT}),

@@ -422,6 +422,17 @@ def test_the_same_name_twice(check: Check) -> None:
             "must lie within cidr 10.0.0.0/8",
         ),
         (
+            {},
+            {
+                "spec.reward": {
+                    "source": "scorer",
+                    "scorer": {"image": "judge:1", "network": {"egress": [{"cidr": "10.0.0.1/8"}]}},
+                }
+            },
+            "RolloutPool:spec.reward.scorer.network.egress[0].cidr",
+            "must be a range of addresses: 10.0.0.1/8 has host bits set",
+        ),
+        (
             {"spec.tasks.train.path": "train.csv"},
             {},
             "TrainingRun:spec.tasks.train.path",

@@ -1,4 +1,4 @@
-"""What the pods of agents may reach beside the gateway and the cluster's DNS."""
+"""What pods of the user's, agents' and scorers', may reach beside what every one of them may."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ class DestinationPort(ApiModel):
     rules = (
         Rule(
             "!has(self.endPort) || self.endPort >= self.port",
-            "spec.network.egress[].ports[].endPort must not be less than port",
+            "spec[.reward.scorer].network.egress[].ports[].endPort must not be less than port",
             "exchange them, or remove endPort",
             field=".endPort",
         ),
@@ -32,18 +32,18 @@ class DestinationPort(ApiModel):
 
 
 class Destination(ApiModel):
-    """Something that agents may reach: a range of addresses, or pods by their labels."""
+    """Something that may be reached: a range of addresses, or pods by their labels."""
 
     rules = (
         Rule(
             "has(self.cidr) != (has(self.podSelector) || has(self.namespaceSelector))",
-            "spec.network.egress[] needs either cidr or podSelector and namespaceSelector",
+            "spec[.reward.scorer].network.egress[] needs either cidr or podSelector and namespaceSelector",
             "write cidr for addresses, podSelector (and namespaceSelector for those of other namespaces) for pods",
             field=".cidr",
         ),
         Rule(
             "has(self.cidr) || size(self.except) == 0",
-            "spec.network.egress[].except has no meaning without cidr",
+            "spec[.reward.scorer].network.egress[].except has no meaning without cidr",
             "remove except, or write cidr",
             field=".except",
             reason="FieldValueForbidden",
@@ -69,6 +69,6 @@ class Destination(ApiModel):
 
 
 class Network(ApiModel):
-    """What agents may reach. Without a word here: the gateway and the cluster's DNS."""
+    """What pods may reach. Without a word here, agents reach the gateway and the cluster's DNS, scorers DNS alone."""
 
-    egress: list[Destination] = Field(default_factory=list, max_length=64, description="What else agents may reach.")
+    egress: list[Destination] = Field(default_factory=list, max_length=64, description="What else they may reach.")

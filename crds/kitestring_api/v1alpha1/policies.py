@@ -12,7 +12,7 @@ from kitestring_api.v1alpha1.scalars import Label, ModelName, Name, Path, Token,
 ModuleSuffix = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
-TAKEN_NAMES = ("trainer", "gateway", "collector", "ray", "rollout", "keys", "storage", "config")
+TAKEN_NAMES = ("trainer", "gateway", "collector", "ray", "rollout", "scorer", "keys", "storage", "config")
 """Parts of a run whose objects are called like those of a policy of that name would be."""
 
 

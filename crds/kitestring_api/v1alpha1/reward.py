@@ -1,12 +1,21 @@
 """Who scores a rollout, and what happens when a score is missing or comes twice."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from kitestring_api.v1alpha1.api_model import ApiModel
+from kitestring_api.v1alpha1.network import Network, PortNumber
+from kitestring_api.v1alpha1.pod_template import EnvVariable
+from kitestring_api.v1alpha1.resources import Resources
 from kitestring_api.v1alpha1.rule import Rule
-from kitestring_api.v1alpha1.scalars import FieldName, Seconds, Text
+from kitestring_api.v1alpha1.scalars import FieldName, JsonObject, Seconds, Text
+
+PORT_VARIABLE = "PORT"
+"""Tells a scorer on which port to listen."""
+
+UrlPath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^/[^\s?#]*$")]
+"""Path of a URL."""
 
 RewardSource = Literal["agent", "exitCode", "builtin", "command", "scorer"]
 
@@ -71,6 +80,60 @@ class CommandScorer(ApiModel):
     timeout_seconds: Seconds = Field(60, description="Seconds after which the command is ended and no reward comes.")
 
 
+class ContainerScorer(ApiModel):
+    """A scorer of the user's: a container in pods of its own, which serves HTTP and is asked once for each attempt.
+
+    It listens on 0.0.0.0:$PORT. A POST has the JSON object that a command gets on standard input; the answer is 200
+    with a number, or {"reward": number, …}. docs/rewards.md says the rest.
+    """
+
+    rules = (
+        Rule(
+            f"!self.env.exists(e, e.name == '{PORT_VARIABLE}')",
+            f"spec.reward.scorer.env must not set {PORT_VARIABLE}, which Kitestring sets",
+            "remove it, and write spec.reward.scorer.port for another port",
+            field=".env",
+            reason="FieldValueForbidden",
+        ),
+    )
+
+    image: Text = Field(min_length=1, description="Image of the container.")
+    command: list[Text] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Program and first arguments; empty: the image's entrypoint. A local run starts it as a process "
+        "and needs it.",
+    )
+    args: list[Text] = Field(default_factory=list, max_length=256, description="Further arguments.")
+    env: list[EnvVariable] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Environment variables.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    port: PortNumber = Field(
+        8000,
+        description=f"Port of the container; it stands in the variable {PORT_VARIABLE}, on one machine a free one.",
+    )
+    path: UrlPath = Field("/score", description="Path that is asked for scores.")
+    replicas: int = Field(
+        1, ge=1, le=256, description="Pods, for each run that uses the pool. It may change while runs use the pool."
+    )
+    timeout_seconds: Seconds = Field(
+        60,
+        description="Seconds for one score, tries after errors included; after them the attempt has no reward. The "
+        "wait for a turn (`concurrency`) does not count.",
+    )
+    concurrency: int = Field(32, ge=1, le=4096, description="Scores that are asked for at once, over all replicas.")
+    resources: Resources | None = Field(None, description="Resources of the container.")
+    network: Network = Field(
+        default_factory=Network, description="What the scorer may reach beside the cluster's DNS, e.g. a judge model."
+    )
+    template: JsonObject | None = Field(
+        None, description="Pod template laid over ours by strategic merge; its container is called `scorer`."
+    )
+
+
 class ExitCodeReward(ApiModel):
     """Rewards by the exit code of the agent."""
 
@@ -95,6 +158,12 @@ class Reward(ApiModel):
             field=".command",
         ),
         Rule(
+            "has(self.scorer) == (self.source == 'scorer')",
+            "spec.reward.scorer is required with source: scorer and has no meaning otherwise",
+            "write e.g. scorer: {image: registry.example/judge:1, command: [python, judge.py]}, or remove it",
+            field=".scorer",
+        ),
+        Rule(
             "!has(self.exitCode) || self.source == 'exitCode'",
             "spec.reward.exitCode has no meaning except with source: exitCode",
             "remove exitCode, or use source: exitCode",
@@ -115,6 +184,7 @@ class Reward(ApiModel):
     )
     builtin: BuiltinScorer | None = Field(None, description="The scorer of source: builtin.")
     command: CommandScorer | None = Field(None, description="The command of source: command.")
+    scorer: ContainerScorer | None = Field(None, description="The container of source: scorer.")
     exit_code: ExitCodeReward | None = Field(None, description="The rewards of source: exitCode; absent: 1 and 0.")
     duplicates: Literal["refuse", "first", "last", "max"] = Field(
         "refuse",

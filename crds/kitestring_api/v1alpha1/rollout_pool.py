@@ -11,7 +11,7 @@ from kitestring_api.v1alpha1.metadata import ObjectMeta
 from kitestring_api.v1alpha1.network import Network
 from kitestring_api.v1alpha1.per_task import PerTask
 from kitestring_api.v1alpha1.pod_template import PodTemplate
-from kitestring_api.v1alpha1.reward import Reward
+from kitestring_api.v1alpha1.reward import ContainerScorer, Reward
 from kitestring_api.v1alpha1.rule import Rule
 from kitestring_api.v1alpha1.scalars import Text
 from kitestring_api.v1alpha1.status import RolloutPoolStatus
@@ -92,34 +92,47 @@ class RolloutPoolSpec(ApiModel):
     attempts: Attempts = Field(default_factory=Attempts, description="How often a rollout is tried.")
 
 
-def _fixed_while_used(section: str) -> Rule:
-    """The rule that `spec.<section>`, which every pool has by default, stays as it is while runs use the pool."""
+def _fixed_while_used(section: str, same: str = "", but: str = "") -> Rule:
+    """The rule that `spec.<section>`, which every pool has by default, stays as it is while runs use the pool.
+
+    `same`: CEL for it, where a part of it may change, which `but` names.
+    """
     return Rule(
         "!has(oldSelf.status) || !has(oldSelf.status.runs) || oldSelf.status.runs == 0 "
-        f"|| self.spec.{section} == oldSelf.spec.{section}",
-        f"spec.{section} cannot change while runs use the pool",
+        f"|| {same or f'self.spec.{section} == oldSelf.spec.{section}'}",
+        f"spec.{section}{but} cannot change while runs use the pool",
         "wait until status.runs is 0, or make a second pool",
         field=f".spec.{section}",
         reason="FieldValueForbidden",
     )
 
 
+def _alike(place: str, model: type[ApiModel], but: str) -> str:
+    """CEL: every field of the model at `place` is as it was, or was and is not there, except the field `but`."""
+    fields = (f"{place}.{field.alias}" for field in model.model_fields.values() if field.alias != but)
+    return " && ".join(
+        f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+        for field in fields
+    )
+
+
+_SCORER = "spec.reward.scorer"
+_SAME_REWARD = (
+    f"({_alike('spec.reward', Reward, 'scorer')} && has(self.{_SCORER}) == has(oldSelf.{_SCORER}) "
+    f"&& (!has(self.{_SCORER}) || ({_alike(_SCORER, ContainerScorer, 'replicas')})))"
+)
+
+
 class RolloutPool(ApiModel):
     """An agent, how it is run and scored, and how much of it may run at once."""
 
-    rules = tuple(
-        _fixed_while_used(section)
-        for section in (
-            "isolation",
-            "trust",
-            "allowedImages",
-            "perTask",
-            "template",
-            "agentProtocol",
-            "reward",
-            "limits",
-            "attempts",
-        )
+    rules = (
+        *(
+            _fixed_while_used(section)
+            for section in ("isolation", "trust", "allowedImages", "perTask", "template", "agentProtocol")
+        ),
+        _fixed_while_used("reward", _SAME_REWARD, ", scorer.replicas aside,"),
+        *(_fixed_while_used(section) for section in ("limits", "attempts")),
     )
 
     plural: ClassVar[str] = "rolloutpools"
