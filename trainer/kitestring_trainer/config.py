@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from kitestring_api.v1alpha1 import RolloutPoolSpec, TrainingRunSpec
 from kitestring_api.v1alpha1.policies import Policy
 from kitestring_rollout.protocol.gateway_admin import AttemptLimits, RewardRule
+from kitestring_rollout.scoring import ScorerService
 from kitestring_rollout.storage import StoreConfig
 from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.live import Url
@@ -57,6 +58,7 @@ class TrainerConfig(Part):
     train_tasks: Path | None = Field(default=None, description="absent: spec.tasks.train.inline")
     validation_tasks: Path | None = Field(default=None, description="absent: spec.tasks.validation.inline, or none")
     working_folder: Path | None = Field(default=None, description="where a scoring command of the user's runs")
+    scorer: Url | None = Field(default=None, description="where the pool's scorer listens; reward.source: scorer")
     queue: Listener = Listener()
     queue_credential_file: Path
     gateways: tuple[Url, ...] = Field(min_length=1, description="admin URL of each gateway process")
@@ -78,9 +80,11 @@ class TrainerConfig(Part):
     resume: bool = Field(default=False, description="go on where an earlier process of this run ended; also --resume")
 
     @model_validator(mode="after")
-    def _backend_has_what_it_needs(self) -> TrainerConfig:
+    def _parts_have_what_they_need(self) -> TrainerConfig:
         if self.spec.trainer.backend == "verl" and not (self.model and self.policy_servers):
             raise ValueError("model and policy_servers are required with spec.trainer.backend: verl")
+        if (self.scorer is not None) != (self.pool.reward.source == "scorer"):
+            raise ValueError("scorer is required with pool.reward.source: scorer and has no meaning otherwise")
         return self
 
     @property
@@ -119,6 +123,12 @@ class TrainerConfig(Part):
                 allowed_images=tuple(self.pool.allowed_images),
             ),
         )
+
+    @property
+    def scorer_service(self) -> ScorerService | None:
+        """A client of the pool's scorer, where it has one."""
+        scorer = self.pool.reward.scorer
+        return ScorerService(self.scorer, scorer) if self.scorer is not None and scorer is not None else None
 
     @property
     def task_fields(self) -> TaskFields:

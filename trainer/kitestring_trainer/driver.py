@@ -34,7 +34,7 @@ from kitestring_trainer.live import LiveChange, LiveRefusedError, LiveState
 from kitestring_trainer.membership import Membership
 from kitestring_trainer.metrics import MetricsFile
 from kitestring_trainer.queue import state
-from kitestring_trainer.queue.scoring import make_scorer
+from kitestring_trainer.queue.scoring import make_scorer, scorer_listens
 from kitestring_trainer.queue.thread import QueueSettings, QueueThread
 from kitestring_trainer.queue.traces import TraceArchive, TraceProofs
 from kitestring_trainer.result import RunResult
@@ -170,7 +170,8 @@ class _Process:
             poll_seconds=config.timing.poll,
         )
         since, resumed_step = history[-1].unix_time, history[-1].resumed_step
-        scorer = make_scorer(config.pool, config.working_folder)
+        service = config.scorer_service
+        scorer = make_scorer(config.pool, config.working_folder, service)
         queue = QueueThread(settings, scorer, TraceProofs(store, since), self._board.snapshot, self._change)
         exits.callback(queue.close)
         url = queue.start()
@@ -213,6 +214,8 @@ class _Process:
         if config.spec.active_deadline_seconds is not None:
             left = history[0].unix_time + config.spec.active_deadline_seconds - time.time()
             exits.callback(_after(left, partial(queue.fail, _deadline_exceeded(config.spec.active_deadline_seconds))))
+        if service is not None:
+            queue.call_or_fail(scorer_listens(service))
         self._runner.begin()
 
     def _keeping_states(self, artifacts: Artifacts | None, incarnation: int) -> Callable[[Path, int], None]:

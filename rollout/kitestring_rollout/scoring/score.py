@@ -13,6 +13,7 @@ from kitestring_api.v1alpha1.reward import ExitCodeReward, Reward
 from kitestring_rollout.protocol.gateway_admin import PostedReward
 from kitestring_rollout.scoring.builtin import builtin_score
 from kitestring_rollout.scoring.command import command_reward
+from kitestring_rollout.scoring.service import ScorerService
 from kitestring_rollout.scoring.value import ScoreError, reward_value
 
 REWARD = "reward"
@@ -45,13 +46,15 @@ class Score:
     problem: Literal["missing", "refused"] | None = None
 
 
-async def score(reward: Reward, given: ScoringInput, *, working_dir: Path | None = None) -> Score:
+async def score(
+    reward: Reward, given: ScoringInput, *, working_dir: Path | None = None, service: ScorerService | None = None
+) -> Score:
     """Runs the pool's scorer, once; never raises for what agent, task or scorer did wrong.
 
-    `working_dir` is where a command of the user's runs.
+    `working_dir` is where a command of the user's runs; `service` is the scorer of `source: scorer`.
     """
     try:
-        value = await _value(reward, given, working_dir)
+        value = await _value(reward, given, working_dir, service)
         if value is None:
             return Score(None, _missing(reward, given), "missing")
         return Score(reward_value(value, reward))
@@ -59,10 +62,17 @@ async def score(reward: Reward, given: ScoringInput, *, working_dir: Path | None
         return Score(None, str(error), "refused")
 
 
-async def score_attempt(reward: Reward, outcome: str, given: ScoringInput, *, working_dir: Path | None = None) -> Score:
+async def score_attempt(
+    reward: Reward,
+    outcome: str,
+    given: ScoringInput,
+    *,
+    working_dir: Path | None = None,
+    service: ScorerService | None = None,
+) -> Score:
     """`score` where the outcome's rule asks for it, then `resolve_reward`: what an attempt is worth in the end."""
     wanted = _rule(reward, outcome, given.exit_code) == "score"
-    scored = await score(reward, given, working_dir=working_dir) if wanted else Score(None)
+    scored = await score(reward, given, working_dir=working_dir, service=service) if wanted else Score(None)
     return resolve_reward(reward, outcome, scored, exit_code=given.exit_code)
 
 
@@ -93,7 +103,7 @@ def _rule(reward: Reward, outcome: str, exit_code: int | None) -> Literal["exclu
     return reward.on_timeout if outcome == names.CLASS_TIMED_OUT else "exclude"
 
 
-async def _value(reward: Reward, given: ScoringInput, working_dir: Path | None) -> Any:
+async def _value(reward: Reward, given: ScoringInput, working_dir: Path | None, service: ScorerService | None) -> Any:
     """What the source says, unchecked; None when there is nothing to score or nobody said anything."""
     if reward.source == "agent":
         return posted_reward(given.rewards)
@@ -107,19 +117,26 @@ async def _value(reward: Reward, given: ScoringInput, working_dir: Path | None) 
         # Apart from the event loop: a slow expression of the user's holds nobody else up.
         return await asyncio.to_thread(builtin_score, reward.builtin, given.output, row)
     if reward.source == "command" and reward.command is not None:
-        question: dict[str, Any] = {
-            "task": given.visible,
-            "hidden": given.hidden,
-            "output": given.output,
-            "exitCode": given.exit_code,
-            "calls": given.calls,
-        }
-        if given.messages is not None:
-            question["messages"] = given.messages
         seconds = reward.command.timeout_seconds
-        said = await command_reward(reward.command.command, question, seconds=seconds, working_dir=working_dir)
+        said = await command_reward(reward.command.command, _question(given), seconds=seconds, working_dir=working_dir)
         return reward_value(said, reward)
-    raise ScoreError(f"spec.reward.source {reward.source} is not supported yet")
+    if reward.source == "scorer" and service is not None:
+        return reward_value(await service.reward(_question(given)), reward)
+    raise ScoreError(f"spec.reward.source is {reward.source}, but there is nothing to ask")
+
+
+def _question(given: ScoringInput) -> dict[str, Any]:
+    """What a scorer of the user's is told."""
+    question: dict[str, Any] = {
+        "task": given.visible,
+        "hidden": given.hidden,
+        "output": given.output,
+        "exitCode": given.exit_code,
+        "calls": given.calls,
+    }
+    if given.messages is not None:
+        question["messages"] = given.messages
+    return question
 
 
 def posted_reward(rewards: Sequence[PostedReward]) -> float | None:
