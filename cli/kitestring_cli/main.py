@@ -26,6 +26,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "policy-server": ("kitestring_cli.processes:policy_server", "Part: serve a policy on CPU."),
     "policy-sidecar": ("kitestring_cli.processes:policy_sidecar", "Part: before a policy server, in its pod."),
     "worker": ("kitestring_cli.processes:worker", "Part: lease rollouts and run agents."),
+    "scorer": ("kitestring_cli.processes:scorer", "Part: a scorer container as a process (local runs)."),
     "fetch": ("kitestring_cli.processes:fetch", "Part: bring a trainer's inputs into folders."),
     "trainer": ("kitestring_cli.processes:trainer", "Part: rollout queue and training."),
     "operator": ("kitestring_cli.operator_command:operator", "Carry runs out in a cluster."),

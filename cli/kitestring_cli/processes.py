@@ -87,6 +87,16 @@ def worker(config_file: Path) -> int:
 
 @click.command()
 @config_option
+def scorer(config_file: Path) -> int:
+    """Run the command of a scorer container beside a local run."""
+    from kitestring_cli.scorer_process import ScorerConfig, serve  # noqa: PLC0415
+
+    begin()
+    return run_loop(serve(read_config(config_file, ScorerConfig), announce))
+
+
+@click.command()
+@config_option
 def fetch(config_file: Path) -> int:
     """Bring models and task files from object storage and the Hugging Face hub into folders."""
     from kitestring_rollout.fetch.command import run  # noqa: PLC0415

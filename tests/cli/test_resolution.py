@@ -16,8 +16,10 @@ from kitestring_cli.run.folder import RunFolder
 from kitestring_cli.run.resolution import LocalRun, UnresolvedError, resolve
 
 
-def files(folder: Path, *, run: dict[str, Any], pool: dict[str, Any], others: list[dict[str, Any]]) -> Path:
-    """A run with its pool; `run` and `pool` are laid over their specs."""
+def files(
+    folder: Path, *, run: dict[str, Any], pool: dict[str, Any], others: list[dict[str, Any]], reward: dict[str, Any]
+) -> Path:
+    """A run with its pool; `run` and `pool` are laid over their specs, `pool` at its container."""
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
     (folder / "rows.jsonl").write_text('{"question": "?"}\n')
@@ -43,7 +45,7 @@ def files(folder: Path, *, run: dict[str, Any], pool: dict[str, Any], others: li
             "metadata": {"name": "pool"},
             "spec": {
                 "template": {"spec": {"containers": [container | pool]}},
-                "reward": {"source": "exitCode"},
+                "reward": reward,
             },
         },
         *others,
@@ -59,8 +61,10 @@ def resolved(
     run: dict[str, Any] | None = None,
     pool: dict[str, Any] | None = None,
     others: list[dict[str, Any]] | None = None,
+    reward: dict[str, Any] | None = None,
 ) -> LocalRun:
-    documents = load([str(files(folder, run=run or {}, pool=pool or {}, others=others or []))])
+    reward = reward or {"source": "exitCode"}
+    documents = load([str(files(folder, run=run or {}, pool=pool or {}, others=others or [], reward=reward))])
     assert not documents.problems, documents.problems
     return resolve(documents.runs[0], documents.pools[0], documents)
 
@@ -109,6 +113,44 @@ def test_what_only_a_cluster_applies_is_listed(tmp_path: Path) -> None:
     fields = " ".join(run.not_applied)
     for field in ("spec.scheduling", "containers[agent].image", "containers[agent].resources"):
         assert field in fields
+
+
+def test_a_scorer_container_becomes_a_process(tmp_path: Path) -> None:
+    env = [
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}},
+        {"name": "RUBRIC", "valueFrom": {"configMapKeyRef": {"name": "values", "key": "greeting"}}},
+    ]
+    scorer = {"image": "judge:1", "command": ["sh"], "args": ["judge.sh"], "env": env, "replicas": 2}
+    run = resolved(tmp_path, reward={"source": "scorer", "scorer": scorer}, others=[SECRET, CONFIG_MAP])
+    assert run.scorer is not None
+    assert run.scorer.command == ("sh", "judge.sh")
+    assert (run.scorer.environment, run.scorer.secrets) == ({"RUBRIC": "hello"}, {"KEY": "s3cret"})
+    assert run.scorer.working_folder == tmp_path
+    fields = " ".join(run.not_applied)
+    assert "spec.reward.scorer.image" in fields
+    assert "spec.reward.scorer.replicas (a local run starts one)" in fields
+
+
+@pytest.mark.parametrize(
+    ("scorer", "words"),
+    [
+        ({"image": "judge:1"}, ["spec.reward.scorer.command: found nothing", "command: [python, judge.py]"]),
+        ({"image": "judge:1", "command": ["./gone"]}, ["spec.reward.scorer.command: found ./gone: no such program"]),
+        (
+            {
+                "image": "judge:1",
+                "command": ["sh"],
+                "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "gone", "key": "k"}}}],
+            },
+            ["spec.reward.scorer.env[0].valueFrom", "Secret gone"],
+        ),
+    ],
+)
+def test_what_a_scorer_lacks(tmp_path: Path, scorer: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnresolvedError) as caught:
+        resolved(tmp_path, reward={"source": "scorer", "scorer": scorer})
+    for word in words:
+        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,41 @@ def test_the_policy_itself(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [model.name, "run.yaml"]
 
 
+JUDGE = """
+import json, os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Judge(BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = json.dumps({"reward": 7 if asked["hidden"]["answer"] in asked["output"] else 0}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Judge).serve_forever()
+"""
+
+
+def test_a_scorer_of_the_pools_own(endpoint: OpenAIServer, tmp_path: Path) -> None:
+    scorer = {"image": "judge:1", "command": [sys.executable, "-c"], "args": [JUDGE]}
+    files = write_files(
+        tmp_path, ASK + "ask(question); print('Answer: 144')", reward={"source": "scorer", "scorer": scorer}
+    )
+    done = try_it(files, "--endpoint", endpoint.url, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["class"], found["reward"], found["reward_source"]) == ("Succeeded", 7, "scorer")
+    assert found["scorer"].startswith(f"scorer {sys.executable} -c")
+
+
+def test_a_scorer_that_cannot_start(endpoint: OpenAIServer, tmp_path: Path) -> None:
+    scorer = {"image": "judge:1", "command": [sys.executable, "-c", "raise SystemExit('no model here')"]}
+    files = write_files(tmp_path, ASK, reward={"source": "scorer", "scorer": scorer})
+    done = try_it(files, "--endpoint", endpoint.url)
+    assert done.returncode != 0
+    assert "no model here" in done.stderr
+
+
 def test_an_agent_that_fails(endpoint: OpenAIServer, tmp_path: Path) -> None:
     agent = ASK + "print('thinking', flush=True); ask(question); raise ValueError('no \\x1b[31mplan')"
     done = try_it(write_files(tmp_path, agent), "--endpoint", endpoint.url)

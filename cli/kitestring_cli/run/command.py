@@ -137,7 +137,8 @@ def _queue_url(folder: RunFolder) -> str:
 
 def _start(supervisor: Supervisor, folder: RunFolder, *, resume: bool) -> None:
     """All parts at once, since each spends its first seconds with imports; workers when calls can be answered."""
-    serving = [name for name in ("collector", "gateway", "policy-server") if (folder.configs / f"{name}.json").exists()]
+    parts = ("scorer", "collector", "gateway", "policy-server")
+    serving = [name for name in parts if (folder.configs / f"{name}.json").exists()]
     for name in serving:
         supervisor.start(_part(folder, name))
     supervisor.start(_part(folder, "trainer", *(["--resume"] if resume else []), restartable=False))

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_cli.run.folder import RunFolder
 from kitestring_cli.run.quantities import bytes_of
 from kitestring_cli.run.resolution import LocalRun, LocalTasks
+from kitestring_cli.scorer_process import ScorerConfig
 from kitestring_rollout.collector.config import CollectorConfig
 from kitestring_rollout.collector.config import Listener as CollectorListener
 from kitestring_rollout.gateway.config import (
@@ -46,17 +47,20 @@ class Ports:
     admin: int
     policy: int
     queue: int
+    scorer: int
 
 
 @dataclass(frozen=True)
 class PartConfigs:
-    """Config of each part; `policy_server` is None where an endpoint serves the policy."""
+    """Config of each part; `policy_server` is None where an endpoint serves the policy, `scorer` where the pool has no
+    scorer of its own."""
 
     collector: CollectorConfig
     gateway: GatewayConfig
     policy_server: PolicyServerConfig | None
     trainer: TrainerConfig
     workers: tuple[WorkerConfig, ...]
+    scorer: ScorerConfig | None = None
 
     def write(self, folder: Path) -> None:
         """`collector.json`, `gateway.json`, … in `folder`."""
@@ -64,6 +68,7 @@ class PartConfigs:
             "collector": self.collector,
             "gateway": self.gateway,
             "policy-server": self.policy_server,
+            "scorer": self.scorer,
             "trainer": self.trainer,
             **{worker.name: worker for worker in self.workers},
         }
@@ -73,9 +78,9 @@ class PartConfigs:
 
 
 def free_ports() -> Ports:
-    """Five free ports of the loopback interface."""
+    """Free ports of the loopback interface."""
     with ExitStack() as stack:
-        return Ports(*_hold_ports(stack, 5))
+        return Ports(*_hold_ports(stack, len(fields(Ports))))
 
 
 def _hold_ports(stack: ExitStack, count: int) -> list[int]:
@@ -144,6 +149,7 @@ def part_configs(run: LocalRun, folder: RunFolder, ports: Ports) -> PartConfigs:
         policy_server=_policy_server(run, folder, ports),
         trainer=_trainer(run, folder, ports),
         workers=tuple(_worker(run, folder, ports, index) for index in range(run.pool.spec.replicas)),
+        scorer=_scorer(run, folder, ports),
     )
 
 
@@ -253,12 +259,25 @@ def _trainer(run: LocalRun, folder: RunFolder, ports: Ports) -> TrainerConfig:
         train_tasks=_task_file(run.train, folder, "train"),
         validation_tasks=_task_file(run.validation, folder, "validation") if run.validation else None,
         working_folder=run.working_folder,
+        scorer=f"http://{HOST}:{ports.scorer}" if run.scorer is not None else None,
         queue=TrainerListener(host=HOST, port=ports.queue),
         queue_credential_file=folder.credential("queue"),
         gateways=(f"http://{HOST}:{ports.admin}",),
         gateway_credential_file=folder.credential("gateway-admin"),
         policy_servers=(f"http://{HOST}:{ports.policy}",) if run.model is not None else (),
         timing=LOCAL_TIMING,
+    )
+
+
+def _scorer(run: LocalRun, folder: RunFolder, ports: Ports) -> ScorerConfig | None:
+    if run.scorer is None:
+        return None
+    return ScorerConfig(
+        command=run.scorer.command,
+        env=dict(run.scorer.environment),
+        env_files={name: folder.secret(f"scorer-{name}", value) for name, value in run.scorer.secrets.items()},
+        working_dir=run.scorer.working_folder,
+        port=ports.scorer,
     )
 
 

@@ -50,6 +50,17 @@ class FrozenService:
 
 
 @dataclass(frozen=True)
+class LocalScorer:
+    """The pool's scorer container as a process."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str]
+    """Variables whose values come from Secrets."""
+    working_folder: Path
+
+
+@dataclass(frozen=True)
 class LocalRun:
     """A run, resolved for this machine."""
 
@@ -66,6 +77,8 @@ class LocalRun:
     agent_secrets: Mapping[str, str]
     """Variables of the agent whose values come from Secrets: they go into files of their own, never into a config."""
     working_folder: Path
+    scorer: LocalScorer | None
+    """None: the pool has none of its own."""
     storage_credentials: tuple[str, str] | None
     """(access key id, secret access key) of `spec.storage`; None: no storage given, the run folder holds everything."""
     not_applied: tuple[str, ...]
@@ -87,9 +100,11 @@ def resolve(training_run: TrainingRun, pool: RolloutPool, documents: Documents) 
     held_out = spec.tasks.validation
     validation = resolver.tasks(held_out, "spec.tasks.validation", run_folder) if held_out is not None else None
     frozen = [resolver.frozen(p, i) for i, p in enumerate(spec.policies) if not p.train and p.endpoint is not None]
-    environment, agent_secrets = resolver.environment(agent.env, pool.metadata.name)
+    container = f"RolloutPool/{pool.metadata.name}:spec.template.spec.containers[agent]"
+    environment, agent_secrets = resolver.environment(agent.env, container)
     working_folder = resolver.working_folder(agent.working_dir, pool, pool_folder)
-    resolver.program(agent.command[0], working_folder, pool)
+    resolver.program(agent.command[0], working_folder, container)
+    scorer = resolver.scorer(pool, pool_folder)
     credentials = resolver.storage(training_run)
     if resolver.problems:
         raise UnresolvedError(resolver.problems)
@@ -104,6 +119,7 @@ def resolve(training_run: TrainingRun, pool: RolloutPool, documents: Documents) 
         agent_environment=environment,
         agent_secrets=agent_secrets,
         working_folder=working_folder,
+        scorer=scorer,
         storage_credentials=credentials,
         not_applied=tuple(_not_applied(training_run, pool)),
     )
@@ -172,12 +188,12 @@ class _Resolver:
             key = self._value("Secret", endpoint.api_key_secret_ref, field)
         return FrozenService(policy.name, endpoint.url, endpoint.model, tuple(policy.aliases), key)
 
-    def environment(self, variables: Sequence[EnvVariable], pool: str) -> tuple[dict[str, str], dict[str, str]]:
-        """Values that stand in the files or in ConfigMaps, and those of Secrets."""
+    def environment(self, variables: Sequence[EnvVariable], container: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Values that stand in the files or in ConfigMaps, and those of Secrets. `container`: the field of it."""
         values: dict[str, str] = {}
         secrets: dict[str, str] = {}
         for index, variable in enumerate(variables):
-            field = f"RolloutPool/{pool}:spec.template.spec.containers[agent].env[{index}].valueFrom"
+            field = f"{container}.env[{index}].valueFrom"
             source = variable.value_from
             if source is None:
                 values[variable.name] = variable.value or ""
@@ -196,12 +212,26 @@ class _Resolver:
             self._missing(field, f"{path}: no such folder", "a folder of this machine, or leave it out")
         return path
 
-    def program(self, program: str, folder: Path, pool: RolloutPool) -> None:
+    def program(self, program: str, folder: Path, container: str) -> None:
         at = folder / program if "/" in program else None
         if (at is not None and at.is_file()) or (at is None and shutil.which(program)):
             return
-        field = f"RolloutPool/{pool.metadata.name}:spec.template.spec.containers[agent].command"
-        self._missing(field, f"{program}: no such program", f"one of this machine, below {folder} or in PATH")
+        self._missing(
+            f"{container}.command", f"{program}: no such program", f"one of this machine, below {folder} or in PATH"
+        )
+
+    def scorer(self, pool: RolloutPool, folder: Path) -> LocalScorer | None:
+        """The scorer container of the pool, if it has one, in the folder of the pool's file."""
+        scorer, container = pool.spec.reward.scorer, f"RolloutPool/{pool.metadata.name}:spec.reward.scorer"
+        if scorer is None:
+            return None
+        environment, secrets = self.environment(scorer.env, container)
+        if scorer.command:
+            self.program(scorer.command[0], folder, container)
+        else:
+            remedy = "a local run starts no image: write what it would start, e.g. command: [python, judge.py]"
+            self._missing(f"{container}.command", "nothing", remedy)
+        return LocalScorer((*scorer.command, *scorer.args), environment, secrets, folder)
 
     def storage(self, training_run: TrainingRun) -> tuple[str, str] | None:
         storage = training_run.spec.storage
@@ -240,7 +270,7 @@ class _Resolver:
 def _not_applied(training_run: TrainingRun, pool: RolloutPool) -> Iterator[str]:
     """Fields of the files that mean something in a cluster only, in the order of the files."""
     spec, agent = training_run.spec, pool.spec.template.agent
-    pod = pool.spec.template.spec
+    pod, scorer = pool.spec.template.spec, pool.spec.reward.scorer
     for field, value in {
         "spec.trainer.image": spec.trainer.image,
         "spec.trainer.resources": spec.trainer.resources,
@@ -262,6 +292,10 @@ def _not_applied(training_run: TrainingRun, pool: RolloutPool) -> Iterator[str]:
         "RolloutPool spec.allowedImages": pool.spec.allowed_images,
         "RolloutPool spec.template.metadata": pool.spec.template.metadata,
         "RolloutPool spec.template.spec.containers[agent].image": agent.image,
+        "RolloutPool spec.reward.scorer.image": scorer and scorer.image,
+        "RolloutPool spec.reward.scorer.replicas (a local run starts one)": scorer and scorer.replicas > 1,
+        "RolloutPool spec.reward.scorer.resources": scorer and scorer.resources,
+        "RolloutPool spec.reward.scorer.template": scorer and scorer.template,
     }.items():
         if value:
             yield field

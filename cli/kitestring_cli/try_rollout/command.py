@@ -44,6 +44,7 @@ from kitestring_trainer.config import TrainerConfig
 from kitestring_trainer.tasks import TaskSet, load_tasks
 
 POLICY_SERVER = "policy-server"
+SCORER = "scorer"
 
 
 @click.command("try")
@@ -78,8 +79,11 @@ def try_rollout(  # noqa: PLR0917 - one parameter for each option
         show_start(console, row, tasks.task(row), _model_text(local, found))
         signal.signal(signal.SIGTERM, _interrupt)
         with Supervisor() as supervisor:
+            configs.write(folder.configs)
             if configs.policy_server is not None:
-                _serve_policy(supervisor, folder, configs, console)
+                _serve(supervisor, folder, POLICY_SERVER, console)
+            if configs.scorer is not None:
+                _serve(supervisor, folder, SCORER, console)
             played = _play(configs, row, tasks, lambda call, earlier: show_new_call(console, call, earlier))
     outcome = _outcome(configs, row, tasks, played, local, reports_ids=found is None or found.reports_ids)
     if output == "json":
@@ -134,14 +138,13 @@ def _model_text(local: LocalRun, endpoint: Endpoint | None) -> str:
     return f"{endpoint.model} at {endpoint.url}, as {local.policy.name}"
 
 
-def _serve_policy(supervisor: Supervisor, folder: RunFolder, configs: PartConfigs, console: Console) -> None:
-    """Start the policy server, as a process of its own, and wait for it. Raises UserMistakeError."""
-    configs.write(folder.configs)
-    arguments = (POLICY_SERVER, "--config", str(folder.configs / f"{POLICY_SERVER}.json"))
-    supervisor.start(Part(POLICY_SERVER, arguments, folder.log(POLICY_SERVER), restartable=False))
-    with _waiting(console, "starting the policy server"):
+def _serve(supervisor: Supervisor, folder: RunFolder, part: str, console: Console) -> None:
+    """Start the part, as a process of its own, and wait for it. Raises UserMistakeError."""
+    arguments = (part, "--config", str(folder.configs / f"{part}.json"))
+    supervisor.start(Part(part, arguments, folder.log(part), restartable=False))
+    with _waiting(console, f"starting the {part.replace('-', ' ')}"):
         try:
-            supervisor.wait_until_listening(POLICY_SERVER)
+            supervisor.wait_until_listening(part)
         except PartFailedError as error:
             if error.exit_code == EXIT_USER:
                 raise UserMistakeError(str(error)) from error

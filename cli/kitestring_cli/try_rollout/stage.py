@@ -77,7 +77,8 @@ def plan_for(row: int) -> StepPlan:
 async def play(configs: PartConfigs, row: int, tasks: TaskSet, said: Said) -> Played:
     """Run the one rollout to its end. Raises UserMistakeError; when cancelled, no process of the agent is left."""
     store = open_store(configs.collector.store)
-    witness = _Witness(make_scorer(configs.trainer.pool, configs.trainer.working_folder))
+    trainer = configs.trainer
+    witness = _Witness(make_scorer(trainer.pool, trainer.working_folder, trainer.scorer_service))
     live = _Live(store, said)
     async with _collecting(configs.collector, store), running(configs.gateway):
         queue = QueueThread(_settings(configs.trainer), witness, TraceProofs(store, time.time()), _status)

@@ -129,6 +129,8 @@ def scorer_text(pool: RolloutPoolSpec, task: Task, played: Played) -> str:
         return f"{builtin.kind} against {one_line(repr(wanted), _EXPECTED)}{field}{said}"
     if reward.source == "command" and reward.command is not None:
         return f"command {one_line(' '.join(reward.command.command), _EXPECTED)}{said}"
+    if reward.source == "scorer" and reward.scorer is not None:
+        return f"scorer {one_line(' '.join((*reward.scorer.command, *reward.scorer.args)), _EXPECTED)}{said}"
     if reward.source == "exitCode":
         return f"exit code{said}"
     return f"the agent's own reward{said}"
