@@ -124,7 +124,8 @@ def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
     apart = _Apart()
     if context.pool.isolation == "Job":
         apart = _rollout_jobs(context, observed)
-    made = (queueing.placed(item, observed) for item in (*objects, *apart.objects))
+    pod_sets = {} if observed.workload is None else queueing.pod_set_names(plan)
+    made = (queueing.placed(item, pod_sets, observed) for item in (*objects, *apart.objects))
     untouched = {id(item) for item in plan}
     hashed = [item if id(item) in untouched else identity.with_spec_hash(item) for item in made]
     return _Made(

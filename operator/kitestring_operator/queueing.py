@@ -6,6 +6,7 @@ integrations do for Jobs is done here for runs: start on admission, stop on evic
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -83,21 +84,44 @@ def may_change(workload: Manifest | None) -> bool:
     return workload is None or condition(workload, "QuotaReserved") != "True"
 
 
+def pod_set_names(objects: Iterable[Manifest]) -> dict[str, str]:
+    """The pod set of each object that makes pods, by the object's name.
+
+    Objects of one part share a set where their pods weigh the same; any other is a set of its own, since Kueue counts
+    each pod of a set as its template says. The first set of a part has the part's name.
+    """
+    return {item["metadata"]["name"]: name for name, items in _grouped(objects) for item in items}
+
+
 def _pod_sets(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    """Kueue takes eight at the most, and says so where there are more."""
+    return [
+        {
+            "name": name,
+            "count": sum(int(item["spec"].get(identity.SIZE[item["kind"]], 1)) for item in items),
+            "template": _weight(items[0]["spec"]["template"]),
+        }
+        for name, items in _grouped(objects)
+    ]
+
+
+def _grouped(objects: Iterable[Manifest]) -> list[tuple[str, list[Manifest]]]:
+    """Objects that make pods, by the names of their sets."""
+    parts: dict[str, dict[str, list[Manifest]]] = {}
     for item in objects:
-        if item["kind"] not in identity.SIZE:
-            continue
-        name = _pod_set(item)
-        size = int(item["spec"].get(identity.SIZE[item["kind"]], 1))
-        if name in found:
-            found[name]["count"] += size
-        else:
-            found[name] = {"name": name, "count": size, "template": _weight(item["spec"]["template"])}
-    return list(found.values())
+        if item["kind"] in identity.SIZE:
+            weight = _weight(item["spec"]["template"])["spec"]
+            weight.pop("topologySpreadConstraints", None)  # its labels name the object
+            alike = parts.setdefault(_part(item), {})
+            alike.setdefault(json.dumps(weight, sort_keys=True), []).append(item)
+    return [
+        (part if number == 1 else f"{part}-{number}", items)
+        for part, alike in parts.items()
+        for number, items in enumerate(alike.values(), 1)
+    ]
 
 
-def _pod_set(item: Manifest) -> str:
+def _part(item: Manifest) -> str:
     return str(item["metadata"]["labels"][names.LABEL_COMPONENT])
 
 
@@ -133,7 +157,9 @@ def within_admission(context: RunContext, workload: Manifest | None) -> RunConte
     if not counts:
         return context
     spec, pool = context.spec, context.pool
-    servers = min(spec.inference.replicas, max(1, counts.get(names.COMPONENT_POLICY_SERVER, spec.inference.replicas)))
+    admitted = sum(count for name, count in counts.items() if name.startswith(names.COMPONENT_POLICY_SERVER))
+    each = admitted // max(1, len(spec.trained_policies))
+    servers = min(spec.inference.replicas, max(1, each)) if admitted else spec.inference.replicas
     gateways = min(spec.gateway.replicas, max(1, counts.get(names.COMPONENT_GATEWAY, spec.gateway.replicas)))
     workers = min(pool.replicas, counts.get(names.COMPONENT_ROLLOUT, pool.replicas))
     return replace(
@@ -148,12 +174,12 @@ def within_admission(context: RunContext, workload: Manifest | None) -> RunConte
     )
 
 
-def placed(item: Manifest, observed: Observed) -> Manifest:
+def placed(item: Manifest, pod_sets: Mapping[str, str], observed: Observed) -> Manifest:
     """An object with its pods where the queue wants them: labels of nodes and tolerations of the assigned flavors, and
-    what admission checks add."""
+    what admission checks add. `pod_sets`: by `pod_set_names`; an object that is not in them is of its part's first."""
     if item["kind"] not in identity.SIZE or observed.workload is None:
         return item
-    placements = _placements(_pod_set(item), observed)
+    placements = _placements(pod_sets.get(item["metadata"]["name"], _part(item)), observed)
     if not placements:
         return item
     item = item | {"spec": item["spec"] | {"template": deepcopy(item["spec"]["template"])}}

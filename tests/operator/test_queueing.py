@@ -5,16 +5,22 @@ Kueue itself is played here: `admit` and `evict` write what it writes (v1beta2).
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kitestring_api.names import LABEL_COMPONENT
 from kitestring_operator.cluster.errors import ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
-from kitestring_operator.observed import Manifest, ObjectRef
+from kitestring_operator.observed import Manifest, ObjectRef, Observed, Placement, RunContext
 from kitestring_operator.pods import condition
+from kitestring_operator.queueing import placed, pod_set_names, within_admission, workload_of
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
 from tests.operator.fake_cluster import FakeCluster, now
+from tests.operator.parts.rendering import context
 from tests.operator.world import World, report
 
 HIGH = {"metadata": {"name": "high", "namespace": ""}}
@@ -101,6 +107,76 @@ async def test_before_admission_there_is_no_pod() -> None:
     await world.controller.resync()
     await world.settle()
     assert world.cluster.writes[before:] == []
+
+
+WEIGHTS = st.fixed_dictionaries(
+    {"cpu": st.sampled_from(["1", "2"]), "node": st.sampled_from(["", "a"]), "policy": st.sampled_from("xyz")}
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["policy-server", "rollout"]), st.integers(0, 3), WEIGHTS), max_size=8))
+def test_each_pod_is_counted_as_its_own_template_says(drawn: list[tuple[str, int, dict[str, str]]]) -> None:
+    objects = [
+        stateful_set(f"{part}-{number}", part, replicas, weight)
+        for number, (part, replicas, weight) in enumerate(drawn)
+    ]
+    workload = workload_of(context(run(**QUEUED), pool()), objects, None)
+    pod_sets = {item["name"]: item for item in workload["spec"]["podSets"]}
+    assert (
+        len(pod_sets) == len(workload["spec"]["podSets"]) == len({(part, w["cpu"], w["node"]) for part, _, w in drawn})
+    )
+    assert {part for part, *_ in drawn} <= pod_sets.keys(), "the first set of a part has its name"
+    names = pod_set_names(objects)
+    for item in objects:
+        its = pod_sets[names[item["metadata"]["name"]]]["template"]["spec"]
+        spec = item["spec"]["template"]["spec"]
+        assert its["containers"] == spec["containers"] and its["nodeSelector"] == spec["nodeSelector"]
+    for name, pod_set in pod_sets.items():
+        of_it = [item["spec"]["replicas"] for item in objects if names[item["metadata"]["name"]] == name]
+        assert pod_set["count"] == sum(of_it)
+
+
+def stateful_set(name: str, part: str, replicas: int, weight: dict[str, str]) -> Manifest:
+    container = {"name": "server", "image": "server:1", "resources": {"requests": {"cpu": weight["cpu"]}}}
+    spread = [{"topologyKey": "zone", "labelSelector": {"matchLabels": {"policy": weight["policy"]}}}]
+    spec = {"containers": [container], "nodeSelector": {"node": weight["node"]}, "topologySpreadConstraints": spread}
+    return {
+        "kind": "StatefulSet",
+        "metadata": {"name": name, "labels": {LABEL_COMPONENT: part}},
+        "spec": {"replicas": replicas, "template": {"metadata": {}, "spec": spec}},
+    }
+
+
+def two_policies(replicas: int) -> RunContext:
+    policies = [{"name": name, "model": {"path": "./model"}} for name in ("one", "two")]
+    return context(run(**QUEUED, policies=policies, inference={"backend": "cpu", "replicas": replicas}), pool())
+
+
+@pytest.mark.parametrize("named", [{"policy-server": 4}, {"policy-server": 2, "policy-server-2": 2}])
+def test_servers_of_several_policies_grow_no_further_than_was_admitted(named: dict[str, int]) -> None:
+    assignments = [{"name": name, "count": count} for name, count in named.items()]
+    workload = {"status": {"admission": {"podSetAssignments": assignments}}}
+    assert within_admission(two_policies(3), workload).spec.inference.replicas == 2
+    assert within_admission(two_policies(1), workload).spec.inference.replicas == 1
+
+
+async def test_each_object_goes_where_its_pod_set_was_admitted() -> None:
+    world = await admitted()
+    observed = Observed(
+        now=datetime.now(UTC),
+        run=run(),
+        spec=None,
+        problems=(),
+        pool=None,
+        workload=the_workload(world),
+        flavors={"spot": Placement({"node": "spot"})},
+    )
+    item = stateful_set("x", "policy-server", 1, {"cpu": "1", "node": "", "policy": "x"})
+    item["spec"]["template"]["spec"].pop("nodeSelector")
+    assert placed(item, {"x": "policy-server"}, observed)["spec"]["template"]["spec"]["nodeSelector"] == {
+        "node": "spot"
+    }
+    assert placed(item, {"x": "policy-server-2"}, observed) == item
 
 
 async def test_a_queued_run_says_why_its_workload_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
