@@ -34,6 +34,8 @@ _POD_FIELDS: Final = (
 )
 """What of a pod matters to a queue, besides its containers' resources."""
 _CONTAINER_FIELDS: Final = ("name", "image", "resources", "restartPolicy")
+_JOB_UID: Final = "kueue.x-k8s.io/job-uid"
+"""Label by which `kueuectl list workload --for` finds the Workload, and what Kueue says of whoever preempts others."""
 _BY_PREEMPTION: Final = ("Preempted", "NodeFailures")
 """Reasons of an eviction after which Kueue queues a workload again at once."""
 
@@ -74,7 +76,7 @@ def workload_of(context: RunContext, objects: Iterable[Manifest], priority: int 
     return {
         "apiVersion": API_VERSION,
         "kind": "Workload",
-        "metadata": identity.metadata(context, context.name),
+        "metadata": identity.metadata(context, context.name, further={_JOB_UID: context.uid}),
         "spec": spec,
     }
 

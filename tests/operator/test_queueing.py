@@ -109,6 +109,12 @@ async def test_before_admission_there_is_no_pod() -> None:
     assert world.cluster.writes[before:] == []
 
 
+async def test_the_workload_names_its_run_as_kueue_looks_for_it() -> None:
+    world = await queued()
+    uid = next(iter(world.cluster.of_kind("TrainingRun")))["metadata"]["uid"]
+    assert the_workload(world)["metadata"]["labels"]["kueue.x-k8s.io/job-uid"] == uid
+
+
 WEIGHTS = st.fixed_dictionaries(
     {"cpu": st.sampled_from(["1", "2"]), "node": st.sampled_from(["", "a"]), "policy": st.sampled_from("xyz")}
 )
