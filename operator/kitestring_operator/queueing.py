@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from kitestring_api import names
+from kitestring_api.v1alpha1.reward import Reward
 from kitestring_api.v1alpha1.status import Phase
 from kitestring_operator import identity
 from kitestring_operator.conditions import stamp
@@ -50,6 +51,9 @@ def gate(observed: Observed) -> Gate:
     queue, workload = queue_of(observed), observed.workload
     if queue is None:
         return Gate()
+    if observed.spec is not None and observed.spec.suspend and condition(workload or {}, "Admitted") != "True":
+        message = f"spec.suspend is true: the run is not in queue {queue} until its user resumes it"
+        return Gate(False, names.REASON_SUSPEND_REQUESTED, message)
     if workload is None:
         return Gate(False, names.REASON_WAITING_FOR_QUEUE, f"queue {queue} has not seen the run yet")
     if condition(workload, "Evicted") == "True":
@@ -172,8 +176,15 @@ def within_admission(context: RunContext, workload: Manifest | None) -> RunConte
                 "gateway": spec.gateway.model_copy(update={"replicas": gateways}),
             }
         ),
-        pool=pool.model_copy(update={"replicas": workers}),
+        pool=pool.model_copy(update={"replicas": workers, "reward": _scorers_within(pool.reward, counts)}),
     )
+
+
+def _scorers_within(reward: Reward, counts: Mapping[str, int]) -> Reward:
+    if reward.scorer is None:
+        return reward
+    scorers = min(reward.scorer.replicas, max(1, counts.get(names.COMPONENT_SCORER, reward.scorer.replicas)))
+    return reward.model_copy(update={"scorer": reward.scorer.model_copy(update={"replicas": scorers})})
 
 
 def placed(item: Manifest, pod_sets: Mapping[str, str], observed: Observed) -> Manifest:

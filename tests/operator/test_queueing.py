@@ -331,10 +331,27 @@ async def test_a_run_that_its_user_suspends_leaves_the_queue() -> None:
     await world.settle()
     assert world.status()["phase"] == "Suspended"
     assert world.there("Workload") == set()
+    assert admission_of(world)[:2] == ("False", "SuspendRequested")
+    assert "its user" in admission_of(world)[2]
     world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": False}})
     await world.settle()
     assert world.status()["phase"] == "Queued"
     assert world.there("Workload") == {"calculator"}
+    assert admission_of(world)[1] == "WaitingForQueue"
+
+
+async def test_a_waiting_run_that_its_user_suspends_does_not_say_that_it_waits() -> None:
+    world = await queued()
+    tell(world, entry("QuotaReserved", "False", "Pending", "insufficient quota for cpu"))
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    await world.settle()
+    assert (world.status()["phase"], world.status()["message"]) == ("Suspended", "spec.suspend is true")
+    assert admission_of(world)[:2] == ("False", "SuspendRequested")
+
+
+def admission_of(world: World) -> tuple[str, str, str]:
+    said = next(item for item in world.status()["conditions"] if item["type"] == "Admitted")
+    return said["status"], said["reason"], said["message"]
 
 
 async def test_no_more_workers_than_were_admitted() -> None:
