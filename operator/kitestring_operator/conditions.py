@@ -133,13 +133,22 @@ def _rollouts_ready(observed: Observed) -> Aspect:
         waits.append(_ready(gateways, "gateways"))
     if collectors.ready == 0:
         waits.append(_ready(collectors, "collectors"))
+    if observed.pool is not None and observed.pool.spec.reward.scorer is not None:
+        scorers = replicas_of(observed, "Deployment", names.COMPONENT_SCORER)
+        if scorers.ready == 0:
+            waits.append(_ready(scorers, "scorers"))
     if observed.pool is not None and observed.pool.spec.isolation == "Worker":
         workers = pods_of(observed, names.COMPONENT_ROLLOUT)
         if not any(is_ready(pod) for pod in workers):
             waits.append(f"0 of {observed.pool.spec.replicas} workers ready")
     if not waits:
         return Aspect(ConditionType.ROLLOUTS_READY, True, names.REASON_RUNNING)
-    parts = (names.COMPONENT_GATEWAY, names.COMPONENT_COLLECTOR, names.COMPONENT_ROLLOUT)
+    parts = (
+        names.COMPONENT_GATEWAY,
+        names.COMPONENT_COLLECTOR,
+        names.COMPONENT_SCORER,
+        names.COMPONENT_ROLLOUT,
+    )
     return _not_ready(ConditionType.ROLLOUTS_READY, pods_of(observed, *parts), ", ".join(waits))
 
 

@@ -99,6 +99,11 @@ def collector_name(run: str) -> str:
     return fitting(f"{run}-collector")
 
 
+def scorer_name(run: str) -> str:
+    """Deployment and Service of the pool's scorer."""
+    return fitting(f"{run}-scorer")
+
+
 def worker_job_name(run: str) -> str:
     return fitting(f"{run}-rollout")
 

@@ -107,6 +107,12 @@ def trouble(pod: Manifest) -> Trouble | None:
         reason = waiting.get("reason")
         if reason in IMAGE_REASONS:
             return Trouble(name, True, f"pod {name} cannot pull image {status.get('image')}: {reason}")
+        ended = (status.get("lastState") or {}).get("terminated") or {}
+        if reason == "CrashLoopBackOff" and ended.get("exitCode", 0) != 0:
+            said = " ".join(str(ended.get("message", ""))[-500:].split())
+            said = "".join(letter for letter in said if letter.isprintable())
+            how = f"ends again and again, last with exit code {ended['exitCode']}" + (f": {said}" if said else "")
+            return Trouble(name, False, f"container {status['name']} of pod {name} {how}")
         if reason in CONFIG_REASONS:
             said = str(waiting.get("message", ""))[:500]
             return Trouble(name, False, f"container {status['name']} of pod {name} cannot start: {reason}: {said}")

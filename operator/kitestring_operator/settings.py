@@ -52,6 +52,7 @@ class DefaultTemplates(Part):
     gateway: JsonObject | None = None
     collector: JsonObject | None = None
     rollout: JsonObject | None = None
+    scorer: JsonObject | None = None
 
 
 class LeaderElection(Part):

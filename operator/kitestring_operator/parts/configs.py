@@ -176,6 +176,10 @@ def trainer_config(context: RunContext) -> dict[str, Any]:
         "termination_log": "/dev/termination-log",
         "resume": True,
     }
+    scorer = context.pool.reward.scorer
+    if scorer is not None:
+        host = pod.host_of_service(context, identity.scorer_name(context.name))
+        config["scorer"] = f"http://{host}:{scorer.port}"
     if context.spec.trainer.nodes > 1:
         config["ray_head"] = trainer.ray_head(context)
     return config

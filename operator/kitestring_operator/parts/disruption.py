@@ -15,24 +15,28 @@ no node of the others could be emptied."""
 
 
 def disruption_budgets(context: RunContext) -> list[Manifest]:
-    """One for each part that a drain would hurt. Collector and workers need none: their work is taken up by others."""
+    """One for each part that a drain would hurt; that of a scorer comes with it.
+
+    Collector and workers need none: their work is taken up by others.
+    """
     trainer = names.COMPONENT_TRAINER
     gateway = names.COMPONENT_GATEWAY
     budgets = [
         # `maxUnavailable: 0` means the same, but a Job has no scale from which Kubernetes could count it
-        _budget(context, identity.trainer_name(context.name), trainer, {"minAvailable": context.spec.trainer.nodes}),
-        _budget(context, identity.gateway_name(context.name), gateway, REPLICATED),
+        budget(context, identity.trainer_name(context.name), trainer, {"minAvailable": context.spec.trainer.nodes}),
+        budget(context, identity.gateway_name(context.name), gateway, REPLICATED),
     ]
     for policy in context.spec.trained_policies:
         name = identity.policy_server_name(context.name, policy.name)
         further = {names.LABEL_POLICY: policy.name}
-        budgets.append(_budget(context, name, names.COMPONENT_POLICY_SERVER, REPLICATED, further))
+        budgets.append(budget(context, name, names.COMPONENT_POLICY_SERVER, REPLICATED, further))
     return budgets
 
 
-def _budget(
+def budget(
     context: RunContext, name: str, component: str, bound: Mapping[str, Any], further: dict[str, str] | None = None
 ) -> Manifest:
+    """The budget of the pods of one part."""
     selected = identity.selector(context, component, further or identity.NONE)
     spec: dict[str, Any] = {**bound, "selector": {"matchLabels": selected}}
     return {

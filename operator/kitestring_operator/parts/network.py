@@ -73,6 +73,9 @@ def _trainer(context: RunContext) -> Manifest:
         *([{"to": [peer(context, names.COMPONENT_TRAINER)]}] if context.spec.trainer.nodes > 1 else []),
         *endpoints(context, [context.storage.endpoint, *_sources(context)]),
     ]
+    scorer = context.pool.reward.scorer
+    if scorer is not None:
+        egress.append(to_pods(context, names.COMPONENT_SCORER, [scorer.port]))
     if context.spec.trained_policies:
         egress.append(to_pods(context, names.COMPONENT_POLICY_SERVER, [names.PORT_POLICY]))
     if {"wandb", "mlflow"} & set(context.spec.trainer.loggers):

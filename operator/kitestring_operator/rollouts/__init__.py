@@ -7,13 +7,14 @@ from kitestring_operator.rollouts.network import rollout_policy
 from kitestring_operator.rollouts.outcome import outcome
 from kitestring_operator.rollouts.pool_status import pool_status
 from kitestring_operator.rollouts.rollout_jobs import rollout_job
+from kitestring_operator.rollouts.scorer import scorer_objects
 from kitestring_operator.rollouts.workers import workers
 
 __all__ = ["outcome", "pool_status", "rollout_job", "worker_objects"]
 
 
 def worker_objects(context: RunContext) -> list[Manifest]:
-    """What a running run has of its pool all the time, the walls first: its policy, and the workers of isolation
-    Worker. Raises OverlayRefusedError."""
-    policy = rollout_policy(context)
-    return [policy] if context.pool.isolation == "Job" else [policy, workers(context)]
+    """What a running run has of its pool all the time, the walls first: its policy, its scorer, and the workers of
+    isolation Worker. Raises OverlayRefusedError."""
+    kept = [rollout_policy(context), *scorer_objects(context)]
+    return kept if context.pool.isolation == "Job" else [*kept, workers(context)]

@@ -11,6 +11,7 @@ from typing import Any
 
 from kitestring_api import names
 from kitestring_api.v1alpha1.network import Destination
+from kitestring_api.v1alpha1.reward import ContainerScorer
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext
 
@@ -38,6 +39,23 @@ def rollout_policy(context: RunContext) -> Manifest:
                 DNS,
                 *(_to(destination) for destination in context.pool.network.egress),
             ],
+        },
+    }
+
+
+def scorer_policy(context: RunContext, scorer: ContainerScorer) -> Manifest:
+    """NetworkPolicy RUN-scorer: the trainer alone comes in; DNS and what the pool allows are all that it reaches."""
+    selector = identity.selector(context, names.COMPONENT_SCORER)
+    trainer = {"podSelector": {"matchLabels": identity.selector(context, names.COMPONENT_TRAINER)}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": identity.metadata(context, identity.scorer_name(context.name), names.COMPONENT_SCORER),
+        "spec": {
+            "podSelector": {"matchLabels": selector},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [trainer], "ports": [{"protocol": "TCP", "port": scorer.port}]}],
+            "egress": [DNS, *(_to(destination) for destination in scorer.network.egress)],
         },
     }
 

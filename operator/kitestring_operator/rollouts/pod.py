@@ -7,7 +7,7 @@ no service-account token, not root, read-only root, no capability, seccomp, requ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,10 +110,7 @@ def rollout_pod(
     spec = made["spec"]
     spec["initContainers"] = _ours_last(spec["initContainers"])
     spec["terminationGracePeriodSeconds"] = grace_seconds(context.pool)
-    spec["securityContext"] = _not_root_unless_said(spec["securityContext"])
-    for one in (*spec["initContainers"], *spec["containers"]):
-        if one["name"] not in (LAUNCHER_CONTAINER, WORKER_CONTAINER):
-            _wall(one)
+    spec = made["spec"] = walled(spec, but=(LAUNCHER_CONTAINER, WORKER_CONTAINER))
     agent = next(one for one in spec["containers"] if one["name"] == AGENT_CONTAINER)
     _launched(agent)
     agent["resources"] = _agent_resources(agent.get("resources") or {}, asked)
@@ -200,10 +197,20 @@ def _ours_last(containers: list[Container]) -> list[Container]:
     return sorted(containers, key=lambda one: one["name"] in (LAUNCHER_CONTAINER, WORKER_CONTAINER))
 
 
-def _wall(one: Container) -> None:
-    """A container of the user's: our defaults below what it says."""
-    one["securityContext"] = _not_root_unless_said(merged(container_security(), one.get("securityContext") or {}))
-    one.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+def walled(spec: Manifest, *, but: Collection[str] = ()) -> Manifest:
+    """A pod with containers of the user's, all that are not called as in `but`: our defaults below what they say."""
+    made = spec | {"securityContext": _not_root_unless_said(spec.get("securityContext") or {})}
+    for group in ("initContainers", "containers"):
+        if group in spec:
+            made[group] = [one if one["name"] in but else _walled(one) for one in spec[group]]
+    return made
+
+
+def _walled(one: Container) -> Container:
+    security = merged(container_security(), one.get("securityContext") or {})
+    made = one | {"securityContext": _not_root_unless_said(security)}
+    made.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    return made
 
 
 def _not_root_unless_said(security: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from kitestring_api import names
 from kitestring_operator.observed import Manifest, RunContext, WantedRollout
 from kitestring_operator.rollouts import rollout_job, worker_objects
 from kitestring_operator.rollouts.worker_config import worker_config
@@ -56,7 +57,8 @@ def objects_of(made: RunContext) -> list[Manifest]:
 
 def pod_of(made: RunContext) -> Manifest:
     """Spec of the pod in which agents run."""
-    (maker,) = [item for item in objects_of(made) if "template" in item.get("spec", {})]
+    makers = [item for item in objects_of(made) if "template" in item.get("spec", {})]
+    (maker,) = [item for item in makers if item["metadata"]["labels"][names.LABEL_COMPONENT] == names.COMPONENT_ROLLOUT]
     spec: Manifest = maker["spec"]["template"]["spec"]
     return spec
 

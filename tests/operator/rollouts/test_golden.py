@@ -100,8 +100,7 @@ def test_the_grace_period_is_longer_than_the_drain(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_pods_are_found_by_the_labels_of_status_and_policy(case: str) -> None:
     made = of_case(case)
-    policy, *_ = objects = objects_of(made)
-    (maker,) = [item for item in objects if "template" in item["spec"]] if case != "job" else objects[-1:]
+    policy, *_, maker = objects_of(made)
     labels = maker["spec"]["template"]["metadata"]["labels"]
     assert labels.items() >= policy["spec"]["podSelector"]["matchLabels"].items()
     assert labels[names.LABEL_POOL] == "calculator"
