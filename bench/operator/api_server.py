@@ -19,8 +19,8 @@ from kitestring_operator.observed import Manifest, ObjectRef
 
 BOOKMARK_SECONDS = 30.0
 """A watch hears something at least so often, as of a real server."""
-_KINDS = {kind.path(None): kind for kind in KINDS.values() if "kueue" not in kind.group}
-"""By the path of all objects of a kind: those of a cluster without Kueue."""
+SERVED = {kind.path(None): kind for kind in KINDS.values() if "kueue" not in kind.group}
+"""What is served, by the path of all objects of a kind: a cluster without Kueue, unless someone adds its kinds."""
 _BACKBONE = {
     "/api/v1": ("namespaces", "Namespace"),
     "/apis/apiextensions.k8s.io/v1": ("customresourcedefinitions", "CustomResourceDefinition"),
@@ -71,9 +71,13 @@ class ApiServer:
     def stop(self) -> None:
         """End all watches."""
         self._stopping.set()
-        for waiting in self._watched.values():
-            for news in waiting:
-                news.set()
+        for kind in self._watched:
+            self.cut(kind)
+
+    def cut(self, kind: str) -> None:
+        """End the watches of a kind that is served no longer."""
+        for news in self._watched[kind]:
+            news.set()
 
     # --- Requests -------------------------------------------------------------------------------------------------
 
@@ -151,7 +155,7 @@ class ApiServer:
         with self._listening(kind) as news, contextlib.suppress(ConnectionError):
             told = self._told[kind]
             position = next((at for at, entry in enumerate(told) if entry.version > since), len(told))
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and target.kind.path(None) in SERVED:
                 news.clear()
                 lines = [entry.line for entry in told[position:] if selector.items() <= entry.labels.items()]
                 position = len(told)
@@ -201,14 +205,14 @@ def _target(path: str) -> _Target | None:
         namespace, rest = rest[1], rest[2:]
     if not rest:
         return None
-    kind = _KINDS.get("/" + "/".join([*root, rest[0]]))
+    kind = SERVED.get("/" + "/".join([*root, rest[0]]))
     name, part = ([*rest[1:3], None, None])[:2]
     return None if kind is None else _Target(kind, namespace, name, part)
 
 
 def _discovered(path: str) -> Manifest | None:
     """What is served, where a path asks for that."""
-    groups = {kind.api_version for kind in _KINDS.values() if "/" in kind.api_version}
+    groups = {kind.api_version for kind in SERVED.values() if "/" in kind.api_version}
     groups.add("apiextensions.k8s.io/v1")
     if path == "/version":
         return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
@@ -219,7 +223,7 @@ def _discovered(path: str) -> Manifest | None:
     version = path.removeprefix("/apis/").removeprefix("/api/")
     if version != "v1" and version not in groups:
         return None
-    found = [_resource(kind.plural, kind.kind) for kind in _KINDS.values() if kind.api_version == version]
+    found = [_resource(kind.plural, kind.kind) for kind in SERVED.values() if kind.api_version == version]
     if path in _BACKBONE:
         found.append(_resource(*_BACKBONE[path]) | {"namespaced": False})
     status = [_resource(f"{KINDS[kind].plural}/status", kind) for kind in RESOURCES]

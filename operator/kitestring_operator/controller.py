@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class KindsChangedError(Exception):
-    """The cluster serves kinds that it did not serve when this process began to watch."""
+    """The cluster serves other kinds than when this process began to watch."""
 
 
 class Key(NamedTuple):
@@ -116,9 +116,12 @@ class Controller:
         while True:
             await asyncio.sleep(self._settings.resync_seconds)
             try:
+                if await self._cluster.serves("Workload") != self._has_kueue:
+                    change = "removed: this process ends, the next one goes on without it"
+                    if not self._has_kueue:
+                        change = "installed: this process ends, the next one watches it"
+                    raise KindsChangedError(f"Kueue has been {change}")
                 await self.resync()
-                if not self._has_kueue and await self._cluster.serves("Workload"):
-                    raise KindsChangedError("Kueue has been installed: this process ends, the next one watches it")
             except ClusterError as error:
                 log.warning("resync: %s", error)
 

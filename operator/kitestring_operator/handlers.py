@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.clients.errors import APINotFoundError
 
 from kitestring_api import names
 from kitestring_operator.cluster.cache import EventType
@@ -15,6 +16,8 @@ from kitestring_operator.observed import Manifest
 
 Observe = Callable[[Manifest, EventType | None], None]
 
+KindGoneError: Final = APINotFoundError
+"""How kopf ends when the cluster no longer serves a kind that it watches; no public name of kopf's says it."""
 PAGE: Final = 50
 """Objects in one page of kopf's first list. Whole pods are large, and one page at a time is in memory."""
 IDLE_SECONDS: Final = 0.1
@@ -34,6 +37,16 @@ class _NoDifferences(kopf.DiffBaseStorage):
         """Never called: only handlers of changes have something to remember."""
 
 
+class _NoKindsGone(logging.Filter):
+    """Without kopf's own tracebacks of a KindGoneError: whoever runs kopf says in a line what it means."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.exc_info is None or not isinstance(record.exc_info[1], KindGoneError)
+
+
+_NO_KINDS_GONE: Final = _NoKindsGone()
+
+
 def registry(observe: Observe, *, has_kueue: bool) -> kopf.OperatorRegistry:
     """Handlers for events of our resources and of what runs own."""
     found = kopf.OperatorRegistry()
@@ -47,6 +60,8 @@ def registry(observe: Observe, *, has_kueue: bool) -> kopf.OperatorRegistry:
 def settings() -> kopf.OperatorSettings:
     """kopf's own settings: short waits, no traces of kopf in the cluster, watches by label."""
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event
+    for module in ("orchestration", "running"):
+        logging.getLogger(f"kopf._core.reactor.{module}").addFilter(_NO_KINDS_GONE)
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.posting.level = logging.WARNING

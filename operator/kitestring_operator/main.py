@@ -202,6 +202,9 @@ def outcome(done: set[asyncio.Task[Any]]) -> int:
         if all(isinstance(leaf, LeaseLostError | KindsChangedError | NotLeadingError) for leaf in found):
             log.error("%s", found[0])
             return EXIT_FAILED
+        if all(isinstance(leaf, handlers.KindGoneError) for leaf in found):
+            log.error("a kind was removed from the cluster: this process ends, the next one watches what is there")
+            return EXIT_FAILED
         raise error
     return EXIT_OK
 
