@@ -35,8 +35,14 @@ def scripts() -> dict[str, str]:
     return {"github": step["run"], "gitlab": script}
 
 
-def run_in(phase: Phase) -> dict[str, Any]:
-    """A run in a phase, as a cluster shows it."""
+def run_in(phase: Phase, refused: str = "") -> dict[str, Any]:
+    """A run in a phase, as a cluster shows it; `refused`: the reason for which it is not accepted."""
+    accepted = {
+        "type": ConditionType.ACCEPTED,
+        "status": "False" if refused else "True",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "reason": refused or "Accepted",
+    }
     condition = {
         "type": ConditionType.FINISHED,
         "status": "True" if phase.is_final else "False",
@@ -46,8 +52,8 @@ def run_in(phase: Phase) -> dict[str, Any]:
     status = TrainingRunStatus.model_validate(
         {
             "phase": phase,
-            "conditions": [condition],
-            "reason": condition["reason"],
+            "conditions": [accepted, condition],
+            "reason": refused or condition["reason"],
             "message": "the reason why",
             "lastError": "pod calculator-trainer-1: Traceback",
             "checkpoint": "s3://kitestring/calculator-1/checkpoints/step-000012/",
@@ -66,20 +72,44 @@ def test_argo_knows_every_phase(phase: Phase) -> None:
     assert argo_verdict(TEMPLATES["train"]["resource"], run_in(phase)) == expected.get(phase, "waiting")
 
 
-def test_argo_waits_for_a_run_without_status() -> None:
-    assert argo_verdict(TEMPLATES["train"]["resource"], {"metadata": {"name": "calculator"}}) == "waiting"
+@pytest.mark.parametrize("name", ["accepted", "train"])
+def test_argo_waits_for_a_run_without_status(name: str) -> None:
+    assert argo_verdict(TEMPLATES[name]["resource"], {"metadata": {"name": "calculator"}}) == "waiting"
+
+
+@pytest.mark.parametrize("refused", ["InvalidSpec", "NotSupportedYet"])
+def test_argo_fails_where_a_run_cannot_be_carried_out(refused: str) -> None:
+    assert argo_verdict(TEMPLATES["accepted"]["resource"], run_in(Phase.PENDING, refused)) == "failed"
+
+
+@pytest.mark.parametrize("refused", ["PoolNotFound", "ReferenceNotFound", "Error"])
+def test_argo_waits_a_minute_for_what_may_still_come(refused: str) -> None:
+    assert argo_verdict(TEMPLATES["accepted"]["resource"], run_in(Phase.PENDING, refused)) == "waiting"
+    assert TEMPLATES["accepted"]["activeDeadlineSeconds"] == 60
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.FAILED])
+def test_argo_goes_on_with_a_run_that_is_accepted(phase: Phase) -> None:
+    assert argo_verdict(TEMPLATES["accepted"]["resource"], run_in(phase)) == "succeeded"
+
+
+def test_what_makes_a_running_run_invalid_later_ends_no_workflow() -> None:
+    assert argo_verdict(TEMPLATES["train"]["resource"], run_in(Phase.RUNNING, "InvalidSpec")) == "waiting"
 
 
 def test_the_workflow_trains_what_the_example_trains() -> None:
     pool, run = yaml.safe_load_all((EXAMPLES / "calculator/trainingrun.yaml").read_text(encoding="utf-8"))
-    of_workflow = {name: yaml.safe_load(TEMPLATES[name]["resource"]["manifest"]) for name in ("pool", "train")}
+    of_workflow = {name: yaml.safe_load(TEMPLATES[name]["resource"]["manifest"]) for name in ("pool", "submit")}
     assert of_workflow["pool"] == pool
-    assert of_workflow["train"]["spec"] == run["spec"]
-    assert of_workflow["train"]["kind"] == run["kind"]
+    assert of_workflow["submit"]["spec"] == run["spec"]
+    assert of_workflow["submit"]["kind"] == run["kind"]
+    for name in ("accepted", "train"):
+        looked_at = yaml.safe_load(TEMPLATES[name]["resource"]["manifest"])
+        assert (looked_at["apiVersion"], looked_at["kind"]) == (run["apiVersion"], run["kind"])
 
 
 def test_the_run_belongs_to_its_workflow_and_the_pool_does_not() -> None:
-    assert TEMPLATES["train"]["resource"]["setOwnerReference"] is True
+    assert TEMPLATES["submit"]["resource"]["setOwnerReference"] is True
     assert "setOwnerReference" not in TEMPLATES["pool"]["resource"]
 
 
@@ -95,9 +125,10 @@ def test_the_workflow_has_the_rights_of_its_actions() -> None:
     account, role, binding = documents
     assert WORKFLOW["spec"]["serviceAccountName"] == account["metadata"]["name"] == binding["subjects"][0]["name"]
     rights = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
-    needed = {"apply": {"get", "create", "patch"}, "create": {"get", "create"}}
+    needed = {"apply": {"get", "create", "patch"}, "create": {"get", "create"}, "get": {"get"}}
     assert rights[RolloutPool.plural] == needed[TEMPLATES["pool"]["resource"]["action"]]
-    assert rights["trainingruns"] == needed[TEMPLATES["train"]["resource"]["action"]]
+    of_runs = (TEMPLATES[name]["resource"]["action"] for name in ("submit", "accepted", "train"))
+    assert rights["trainingruns"] == set().union(*(needed[action] for action in of_runs))
 
 
 # --- CI -----------------------------------------------------------------------------------------------------------
@@ -155,7 +186,7 @@ def test_ci_hands_on_the_checkpoint_of_a_run_that_succeeded(ci: Any, name: str, 
     output = (tmp_path / {"github": "output", "gitlab": "train.env"}[name]).read_text()
     assert output.partition("=")[2].strip() == run["status"]["checkpoint"]
     verbs = [line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()]
-    assert verbs[:3] == ["delete", "apply", "wait"]
+    assert verbs[:4] == ["delete", "apply", "wait", "wait"]
 
 
 @pytest.mark.parametrize("name", scripts())
@@ -163,6 +194,17 @@ def test_ci_fails_with_the_reason_of_a_run_that_failed(ci: Any, name: str) -> No
     done = ci(scripts()[name], run_in(Phase.FAILED))
     assert done.returncode == 1
     assert "Error: the reason why\npod calculator-trainer-1: Traceback\n" in done.stdout
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_ci_fails_at_once_with_what_is_wrong_with_a_run_that_is_not_accepted(
+    ci: Any, name: str, tmp_path: Path
+) -> None:
+    done = ci(scripts()[name], run_in(Phase.PENDING, "InvalidSpec"))
+    assert done.returncode == 1
+    assert "InvalidSpec: the reason why\n" in done.stdout
+    waits = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("wait")]
+    assert waits == ["wait --for=condition=Accepted --timeout=1m trainingrun/calculator"]
 
 
 @pytest.mark.parametrize("name", scripts())
@@ -233,6 +275,6 @@ def test_kubectl_waits_for_the_condition_of_the_present_generation() -> None:
     assert wait_is_over("finished=true", run)
     assert not wait_is_over("Finished=False", run)
     assert not wait_is_over("Degraded", run)
-    run["status"]["conditions"][0]["observedGeneration"] = 1
+    run["status"]["conditions"][1]["observedGeneration"] = 1
     run["metadata"]["generation"] = 2
     assert not wait_is_over("Finished", run)
