@@ -65,9 +65,9 @@ def test_servers_get_the_gpus_that_they_ask_for(images: Images, namespace: Names
 
 
 def test_trainer_asks_for_its_gpus(images: Images, namespace: Namespace, gpu_node: str) -> None:
-    """A trainer on GPUs stays without a node while it asks for more than any has, and gets one that has enough."""
+    """A trainer that asks for more GPUs than any node has gets none; one that asks for what its server leaves does."""
     namespace.apply(stand_in(), runs.pool(images))
-    for name, gpus in (("large", GPUS + 1), ("small", GPUS)):
+    for name, gpus in (("large", GPUS + 1), ("small", GPUS - 1)):
         run = gpu_run(images, name, replicas=1)
         run["spec"] |= {
             # The image has no CUDA: where the pod is put is all that is looked at.
@@ -98,7 +98,7 @@ def test_trainer_asks_for_its_gpus(images: Images, namespace: Namespace, gpu_nod
     (pod,) = namespace.pods(selector)
     assert pod["spec"]["nodeName"] == gpu_node
     trainer = next(one for one in pod["spec"]["containers"] if one["name"] == "trainer")
-    assert trainer["resources"]["limits"][GPU] == str(GPUS)
+    assert trainer["resources"]["limits"][GPU] == str(GPUS - 1)
 
 
 # --- What they share ---
