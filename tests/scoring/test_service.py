@@ -14,8 +14,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kitestring_api.names import CLASS_SUCCEEDED
 from kitestring_api.v1alpha1.reward import Reward
-from kitestring_rollout.scoring import Score, ScorerService, ScoringInput, score
+from kitestring_rollout.scoring import Score, ScorerService, ScoringInput, resolve_reward, score
 from kitestring_rollout.scoring.service import ANSWER_BYTES, read_answer
 from kitestring_rollout.scoring.value import ScoreError
 
@@ -173,8 +174,10 @@ async def test_when_the_time_is_up_the_reason_names_the_scorer(handler: Handler 
     else:
         async with served(handler) as url:
             given = await scored(url, reward)
-    assert (given.reward, given.problem) == (None, "refused")
+    assert (given.reward, given.problem) == (None, "away")
     assert reason in str(given.reason)
+    by_zero = reward.model_copy(update={"missing": "zero"})
+    assert resolve_reward(by_zero, CLASS_SUCCEEDED, given, exit_code=0) == given, "an outage is never a 0"
 
 
 async def test_a_slow_answer_is_given_up_and_others_get_their_turn() -> None:
@@ -196,7 +199,7 @@ async def test_a_slow_answer_is_given_up_and_others_get_their_turn() -> None:
     assert reward.scorer is not None
     service = ScorerService(f"http://127.0.0.1:{runner.addresses[0][1]}", reward.scorer)
     given = await asyncio.gather(*(score(reward, GIVEN, service=service) for _ in range(2)))
-    assert [one.problem for one in given] == ["refused", "refused"]
+    assert [one.problem for one in given] == ["away", "away"]
     assert all("gave no score within 1 s: no answer" in str(one.reason) for one in given)
     await gone.wait()
     await runner.cleanup()

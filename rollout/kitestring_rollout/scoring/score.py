@@ -14,7 +14,7 @@ from kitestring_rollout.protocol.gateway_admin import PostedReward
 from kitestring_rollout.scoring.builtin import builtin_score
 from kitestring_rollout.scoring.command import command_reward
 from kitestring_rollout.scoring.service import ScorerService
-from kitestring_rollout.scoring.value import ScoreError, reward_value
+from kitestring_rollout.scoring.value import ScoreError, ScorerAwayError, reward_value
 
 REWARD = "reward"
 """Name under which an agent posts the reward of its rollout; rewards of other names are for the record."""
@@ -39,11 +39,11 @@ class ScoringInput:
 @dataclass(frozen=True, slots=True)
 class Score:
     """A reward, or why there is none. `problem`: missing = nobody gave one; refused = it is no usable number, or the
-    scorer failed."""
+    scorer failed; away = the scorer could not be asked."""
 
     reward: float | None
     reason: str | None = None
-    problem: Literal["missing", "refused"] | None = None
+    problem: Literal["missing", "refused", "away"] | None = None
 
 
 async def score(
@@ -59,7 +59,7 @@ async def score(
             return Score(None, _missing(reward, given), "missing")
         return Score(reward_value(value, reward))
     except ScoreError as error:
-        return Score(None, str(error), "refused")
+        return Score(None, str(error), "away" if isinstance(error, ScorerAwayError) else "refused")
 
 
 async def score_attempt(
@@ -79,17 +79,18 @@ async def score_attempt(
 def resolve_reward(reward: Reward, outcome: str, scored: Score, *, exit_code: int | None) -> Score:
     """What the score of an attempt of this failure class means; a reward of None is excluded. Pure.
 
-    Succeeded: the score; where it is missing or was refused, `missing` decides (exclude, zero). AgentFailed and
-    TimedOut: `onAgentFailure` and `onTimeout` decide (exclude, zero, score: as if it had succeeded). Infrastructure and
-    InvalidTask are always excluded. With source exitCode an exit code is an answer and no failure: onAgentFailure:
-    exclude then holds only for an agent that a signal ended.
+    Succeeded: the score; where it is missing or was refused, `missing` decides (exclude, zero), but not for a scorer
+    that was away: that is no agent's doing, and never a 0. AgentFailed and TimedOut: `onAgentFailure` and `onTimeout`
+    decide (exclude, zero, score: as if it had succeeded). Infrastructure and InvalidTask are always excluded. With
+    source exitCode an exit code is an answer and no failure: onAgentFailure: exclude then holds only for an agent that
+    a signal ended.
     """
     rule = _rule(reward, outcome, exit_code)
     if rule == "zero":
         return Score(0.0, f"{outcome} counts as 0")
     if rule == "exclude":
         return Score(None, scored.reason, scored.problem)
-    if scored.reward is None and reward.missing == "zero":
+    if scored.reward is None and scored.problem != "away" and reward.missing == "zero":
         return Score(0.0, f"{scored.reason}; counted as 0 (spec.reward.missing)", scored.problem)
     return scored
 

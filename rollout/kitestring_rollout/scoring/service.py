@@ -13,7 +13,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from kitestring_api.v1alpha1.reward import ContainerScorer
-from kitestring_rollout.scoring.value import ScoreError, shown
+from kitestring_rollout.scoring.value import ScoreError, ScorerAwayError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ScorerService:
         """What stands where the reward should in the answer to `question`, of whatever type.
 
         An answer 4xx, or one that cannot be read, is the scorer's word that there is none: ScoreError. 5xx, 408, 425,
-        429 and what does not come through are tried again until `timeoutSeconds`, then ScoreError too.
+        429 and what does not come through are tried again until `timeoutSeconds`, then ScorerAwayError.
         """
         asked = json.dumps(question).encode()
         problem = "no answer"
@@ -68,7 +68,8 @@ class ScorerService:
                                 problem = str(error)
                                 raise
             except TimeoutError:
-                raise ScoreError(f"the scorer {self.url} gave no score within {self._seconds:g} s: {problem}") from None
+                message = f"the scorer {self.url} gave no score within {self._seconds:g} s: {problem}"
+                raise ScorerAwayError(message) from None
         raise AssertionError("it is tried until the time is up")
 
     async def wait(self) -> None:

@@ -14,6 +14,10 @@ class ScoreError(Exception):
     """No reward can be had from what a scorer was given or said; the text says why, in one line."""
 
 
+class ScorerAwayError(ScoreError):
+    """There may be a reward, but nobody was there to say it: no answer for as long as the pool waits."""
+
+
 def shown(value: object) -> str:
     """A value as it may stand in a message: on one line, cut."""
     text = repr(value)
