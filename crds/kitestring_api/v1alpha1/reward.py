@@ -195,8 +195,8 @@ class Reward(ApiModel):
     )
     missing: Literal["exclude", "zero"] = Field(
         "exclude",
-        description="An attempt that ended without a reward: exclude it from baseline and loss, or give it 0. One whose "
-        "scorer could not be asked is always excluded.",
+        description="An attempt that ended without a reward: exclude it from baseline and loss, or give it 0. One "
+        "whose scorer could not be asked is always excluded.",
     )
     on_agent_failure: Literal["exclude", "zero", "score"] = Field(
         "exclude", description="An agent that ended with an error: exclude the rollout, give it 0, or score it."
