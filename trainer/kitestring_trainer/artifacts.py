@@ -29,6 +29,7 @@ from kitestring_rollout.storage.manifest import (
 from kitestring_trainer.errors import RunStoppedError
 from kitestring_trainer.incarnations import Incarnation, incarnation_of, policy_version, writer_of
 from kitestring_trainer.ledger import Ledger
+from kitestring_trainer.thread import in_thread
 from kitestring_trainer.verl_backend import folders
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class Artifacts:
 
     def _interruptibly(self, work: Callable[[], Answer]) -> Answer:
         """Do what may take minutes; RunStoppedError as soon as the run is asked to stop."""
-        future = _in_thread(work, "bring")
+        future = in_thread(work, "bring")
         while not future.done():
             if self._stop.wait(0.1):
                 raise RunStoppedError("stopped while its state was brought from storage")
@@ -200,7 +201,7 @@ class StateUploads:
     def begin(self, folder: Path, step: int) -> None:
         """Put this state. Waits for the one before it, and raises what became of that."""
         self.wait(None)
-        self._running = _in_thread(lambda: self._put(folder, step), f"upload-state-{step}")
+        self._running = in_thread(lambda: self._put(folder, step), f"upload-state-{step}")
 
     def wait(self, seconds: float | None) -> bool:
         """Whether nothing is being put, or no more after so many seconds. Raises what the last one raised."""
@@ -212,19 +213,6 @@ class StateUploads:
         self._running = None
         running.result()
         return True
-
-
-def _in_thread(work: Callable[[], Answer], name: str) -> Future[Answer]:
-    future: Future[Answer] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  the thread's boundary: raised again where the result is taken
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
 
 
 def _step_name(step: int) -> str:

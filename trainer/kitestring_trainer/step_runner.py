@@ -6,7 +6,6 @@ The step runner is the `StepSource` that a learner pulls from. Its methods run i
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kitestring_api.names import MODE_TRAIN, MODE_VALIDATION_SAMPLED, REASON_STEPS_SKIPPED
 from kitestring_rollout.protocol.run_status import ValidationResult
@@ -46,11 +45,11 @@ from kitestring_trainer.samples.rows import RowLimits
 from kitestring_trainer.samples.transitions import transitions
 from kitestring_trainer.status import StatusBoard
 from kitestring_trainer.tasks import TaskSet
+from kitestring_trainer.thread import in_thread
 from kitestring_trainer.validation import ValidationMode, validation_due, validation_modes, validation_result
 from kitestring_trainer.weights import PolicyServers
 
 logger = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class StepRunner:
             self._catch_up(start)
         elif len(self._parts.history) == 1 and validation_due(0, self.steps, self._spec.validation):
             # The policy servers serve the initial model: this needs no learner, whose start takes long.
-            self._early = _in_thread(self._validate_early)
+            self._early = in_thread(self._validate_early, "validation")
 
     def _validate_early(self) -> None:
         self._parts.await_servers()
@@ -342,7 +341,7 @@ class StepRunner:
         self._parts.board.update(phase="Validating")
         known = {(result.step, result.mode) for result in self.totals.validation}
         pending = [
-            _in_thread(partial(self._validate_one, step, mode, repeats, tasks))
+            in_thread(partial(self._validate_one, step, mode, repeats, tasks), "validation")
             for mode, repeats in validation_modes(self._spec.validation)
             if (step, mode) not in known
         ]
@@ -429,17 +428,3 @@ class StepRunner:
             for key, value in self._line.items()
             if isinstance(value, int | float) and key != "step"
         } | {f"{result.mode}/reward": result.reward for result in validation if result.reward is not None}
-
-
-def _in_thread(work: Callable[[], Answer]) -> Future[Answer]:
-    """Run `work` in a thread of its own; what it raises comes out of the future."""
-    future: Future[Answer] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  the thread's boundary: raised again where the result is taken
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="validation", daemon=True).start()
-    return future
