@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from kitestring_cli.generate import write
+
 ROOT = Path(__file__).resolve().parents[1]
 CHART = Path("charts/kitestring")
 PAGE = Path("docs/installation.md")
@@ -95,18 +97,6 @@ def files(root: Path = ROOT) -> dict[Path, str]:
     return copies | {PAGE: page}
 
 
-def write(root: Path = ROOT) -> list[Path]:
-    """Write what differs; the paths written."""
-    written = []
-    for path, text in files(root).items():
-        target = root / path
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-            written.append(path)
-    return written
-
-
 if __name__ == "__main__":
-    for path in write():
+    for path in write(ROOT, files(ROOT)):
         sys.stdout.write(f"{path}\n")

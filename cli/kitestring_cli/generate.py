@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ def files() -> dict[Path, str]:
     return manifests | {REFERENCE: reference()}
 
 
-def write(root: Path) -> list[Path]:
-    """Write what differs below `root`; the paths written."""
+def write(root: Path, wanted: Mapping[Path, str]) -> list[Path]:
+    """Write what differs of the `wanted` files below `root`; the paths written."""
     written = []
-    for path, text in files().items():
+    for path, text in wanted.items():
         target = root / path
         if not target.exists() or target.read_text(encoding="utf-8") != text:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,5 +51,5 @@ def write(root: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    for path in write(Path.cwd()):
+    for path in write(Path.cwd(), files()):
         sys.stdout.write(f"{path}\n")

@@ -29,10 +29,10 @@ def test_nothing_else_lies_beside_the_generated_manifests() -> None:
 
 
 def test_write_writes_what_differs_only(tmp_path: Path) -> None:
-    assert set(write(tmp_path)) == set(files())
+    assert set(write(tmp_path, files())) == set(files())
     (tmp_path / "docs/api.md").write_text("old")
-    assert write(tmp_path) == [Path("docs/api.md")]
-    assert write(tmp_path) == []
+    assert write(tmp_path, files()) == [Path("docs/api.md")]
+    assert write(tmp_path, files()) == []
 
 
 def test_manifests_are_yaml_of_the_definitions() -> None:
