@@ -52,12 +52,7 @@ def _transition_row(end: EndRecord, transition: Transition, sample: SampleRecord
     if sample is not None and why is None:
         why = sample.excluded
     return {
-        "run": end.run,
-        "step": end.step,
-        "task": end.task,
-        "group": end.group,
-        "rollout": end.rollout,
-        "attempt": end.attempt,
+        **_names(end),
         "seq": transition.seq,
         "choice": transition.choice,
         "policy": transition.policy,
@@ -93,12 +88,7 @@ def message_rows(records: RunRecords, mode: Mode, step: int, note: Note) -> Iter
                     note(f"{attempt.attempt}: no contents were recorded (spec.traces.recordContents), left out")
                     continue
                 yield {
-                    "run": end.run,
-                    "step": end.step,
-                    "task": end.task,
-                    "group": end.group,
-                    "rollout": end.rollout,
-                    "attempt": end.attempt,
+                    **_names(end),
                     "policy": call.model,
                     "agent": call.agent,
                     "reward": end.reward,
@@ -106,6 +96,11 @@ def message_rows(records: RunRecords, mode: Mode, step: int, note: Note) -> Iter
                     "messages": [*call.messages, reply],
                     "tools": list(call.tools) if call.tools is not None else None,
                 }
+
+
+def _names(end: EndRecord) -> Row:
+    """What every row says of the attempt that it comes from."""
+    return {name: getattr(end, name) for name in ("run", "step", "task", "group", "rollout", "attempt")}
 
 
 def _is_continued(call: CallRecord, calls: list[CallRecord]) -> bool:
