@@ -10,19 +10,20 @@ from kitestring_operator.settings import Images, LeaderElection, Settings
 
 NAMESPACE = "bench"
 STORAGE_KEYS = "storage-keys"
+IMAGES = Images(
+    operator="kitestring/operator:1",
+    rollout="kitestring/rollout:1",
+    trainer="kitestring/trainer:1",
+    policy_server_cpu="kitestring/policy-server-cpu:1",
+    policy_server_vllm="vllm/vllm-openai:1",
+    collector_contrib="otel/opentelemetry-collector-contrib:1",
+)
 
 
 def settings(*, resync_seconds: float, poll_seconds: float = 2.0) -> Settings:
     """Those of the chart; `resync_seconds` says how often everything is listed and looked at."""
     return Settings(
-        images=Images(
-            operator="kitestring/operator:1",
-            rollout="kitestring/rollout:1",
-            trainer="kitestring/trainer:1",
-            policy_server_cpu="kitestring/policy-server-cpu:1",
-            policy_server_vllm="vllm/vllm-openai:1",
-            collector_contrib="otel/opentelemetry-collector-contrib:1",
-        ),
+        images=IMAGES,
         # longer than the chart's: on a machine that does other things too, no operator is to lose its turn
         leader_election=LeaderElection(namespace=NAMESPACE, lease_seconds=120),
         resync_seconds=resync_seconds,

@@ -5,21 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from bench.operator.documents import IMAGES
 from kitestring_api import names
-from kitestring_operator.settings import Images, Settings
+from kitestring_operator.settings import Settings
 
 NAMESPACE = "team-a"
 RUN_UID = "11111111-0000-4000-8000-000000000001"
 
 SETTINGS = Settings(
-    images=Images(
-        operator="kitestring/operator:1",
-        rollout="kitestring/rollout:1",
-        trainer="kitestring/trainer:1",
-        policy_server_cpu="kitestring/policy-server-cpu:1",
-        policy_server_vllm="vllm/vllm-openai:1",
-        collector_contrib="otel/opentelemetry-collector-contrib:1",
-    ),
+    images=IMAGES,
     poll_seconds=0.05,
     resync_seconds=3600.0,
 )

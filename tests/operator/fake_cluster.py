@@ -10,18 +10,14 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
+from bench.operator.store import merged, now
 from kitestring_operator.cluster.errors import AlreadyExistsError, ConflictError, RefusedError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.observed import Manifest, ObjectRef
 
 _REPLICATED = {"StatefulSet": "replicas", "Deployment": "replicas", "Job": "parallelism"}
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class FakeCluster:
@@ -82,7 +78,7 @@ class FakeCluster:
         version = patch.get("metadata", {}).get("resourceVersion")
         if there is not None and version not in (None, there["metadata"]["resourceVersion"]):
             raise ConflictError(f"patch {ref.name}", 409, "Conflict")
-        return None if there is None else self._show("MODIFIED", _merged(there, patch))
+        return None if there is None else self._show("MODIFIED", merged(there, patch))
 
     async def patch_status(self, ref: ObjectRef, uid: str, status: Mapping[str, Any]) -> Manifest | None:
         self.writes.append(("status", ref))
@@ -143,7 +139,7 @@ class FakeCluster:
     def change(self, kind: str, name: str, change: Mapping[str, Any], namespace: str = "team-a") -> Manifest:
         """Someone changes an object; a change of the spec is a new generation."""
         ref = KINDS[kind].ref(namespace, name)
-        changed = _merged(self.objects[ref], change)
+        changed = merged(self.objects[ref], change)
         if "spec" in change:
             changed["metadata"]["generation"] += 1
         return self._show("MODIFIED", changed)
@@ -247,18 +243,6 @@ class FakeCluster:
     @staticmethod
     def _copy(manifest: Manifest) -> Manifest:
         return copy.deepcopy(manifest)
-
-
-def _merged(there: Any, patch: Any) -> Any:
-    if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
-    result = dict(there) if isinstance(there, Mapping) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = _merged(result.get(key), value)
-    return result
 
 
 def _owner(pod: Manifest) -> str:

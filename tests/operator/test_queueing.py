@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.operator.store import now
 from kitestring_api.names import LABEL_COMPONENT
 from kitestring_operator.cluster.errors import ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
@@ -19,7 +20,7 @@ from kitestring_operator.observed import Manifest, ObjectRef, Observed, Placemen
 from kitestring_operator.pods import condition
 from kitestring_operator.queueing import placed, pod_set_names, within_admission, workload_of
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
-from tests.operator.fake_cluster import FakeCluster, now
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.parts.rendering import context
 from tests.operator.world import World, report
 
