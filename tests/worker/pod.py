@@ -137,7 +137,7 @@ def shared_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-class PodHere(WorkerHere):
+class _InPod(WorkerHere):
     """Worker and launcher together, as an executor."""
 
     def __init__(self, config: WorkerConfig, container: Container) -> None:
@@ -149,15 +149,11 @@ class PodHere(WorkerHere):
         await self.container.start()
 
 
-class PodApart(WorkerApart):
-    def __init__(self, config: WorkerConfig, container: Container) -> None:
-        super().__init__(config)
-        self.container = container
+class PodHere(_InPod):
+    """The worker in this process."""
 
-    async def begin(self) -> None:
-        await super().begin()
-        await self.container.start()
 
+class PodApart(_InPod, WorkerApart):
     def kill(self) -> None:
         self.container.restarts = False
         super().kill()
