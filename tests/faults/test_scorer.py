@@ -87,6 +87,16 @@ def test_a_scorer_killed_while_it_scores_is_started_again_and_asked_again(
     run.assert_no_process_left()
 
 
+def test_kill_9_of_the_run_ends_its_scorer_too(start_run: Start, tmp_path: Path) -> None:
+    run = start_judged(start_run, tmp_path, RELEASE=str(tmp_path / "release"))
+    wait_until(lambda: len(list((tmp_path / "judged").iterdir())) == 4, "four scores in progress", while_=run._alive)
+    assert run.part("scorer").children()
+    run.processes()
+    run.process.kill()
+    run.process.communicate(timeout=60)
+    run.assert_no_process_left()
+
+
 def test_a_scorer_that_ends_by_itself_fails_the_run_with_its_last_words(start_run: Start, tmp_path: Path) -> None:
     run = start_judged(start_run, tmp_path, command=[sys.executable, "-c", "raise SystemExit('no model here')"])
     out, err = run.process.communicate(timeout=100)
