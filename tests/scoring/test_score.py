@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ async def test_a_slow_command_is_ended_with_all_it_started(tmp_path: Path) -> No
     assert scored.reward is None
     assert scored.reason is not None
     assert "took longer than 1 s" in scored.reason
-    assert not _alive(int((tmp_path / "pid").read_text()))
+    assert _ends(int((tmp_path / "pid").read_text()))
 
 
 async def test_a_command_that_leaves_something_in_the_background_counts(tmp_path: Path) -> None:
@@ -142,18 +143,24 @@ async def test_a_command_that_leaves_something_in_the_background_counts(tmp_path
         f"import subprocess; open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); print(0.5)"
     )
     assert await score(by_command(script), attempt()) == Score(0.5)
-    assert not _alive(int(pid.read_text()))
+    assert _ends(int(pid.read_text()))
 
 
 async def test_a_command_that_does_not_read_a_large_question_counts() -> None:
     assert await score(by_command("print(0.5)"), attempt(output="x" * 5_000_000)) == Score(0.5)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+def _ends(pid: int) -> bool:
+    """A process that was killed is gone a moment later, and nobody says when."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.mark.parametrize(
