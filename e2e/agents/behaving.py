@@ -5,24 +5,9 @@ Standard library only.
 
 import json
 import os
-import socket
 import sys
-import time
 
-
-def pause_at(point):
-    host, port = os.environ["BARRIER"].split(":")
-    rollout = os.environ["KITESTRING_ROLLOUT"]
-    while True:
-        try:
-            with socket.create_connection((host, int(port)), timeout=5) as connection:
-                connection.settimeout(None)
-                connection.sendall(json.dumps({"at": point, "rollout": rollout}).encode() + b"\n")
-                if connection.recv(1):
-                    return
-        except OSError:
-            time.sleep(0.1)  # the pod's network is only just being made
-
+from asking import pause_at
 
 task = json.loads(sys.argv[1])
 behaviours = task["do"]

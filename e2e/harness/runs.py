@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from e2e.harness.agents import script
 from e2e.harness.api import Object, condition, is_true
 from e2e.harness.images import Images
 from e2e.harness.kinds import POOL, RUN
@@ -12,19 +13,7 @@ from e2e.harness.namespace import Namespace
 from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
 
-ANSWER: Final = """
-import json, os, sys, urllib.request
-question = sys.stdin.read()
-body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": question}], "max_tokens": 4}
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps(body).encode(),
-    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-)
-with urllib.request.urlopen(request, timeout=60) as reply:
-    print(json.load(reply)["choices"][0]["message"]["content"])
-"""
-"""The smallest agent: asks the model once and prints what it says. Standard library only."""
+ANSWER: Final = script("answering")
 
 
 def pool(images: Images, name: str = "pool", *, script: str = ANSWER, **spec: Any) -> Object:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import barrier, nodes, runs
+from e2e.harness import agents, barrier, nodes, runs
 from e2e.harness.api import Api, Object
 from e2e.harness.audit import audited
 from e2e.harness.barrier import Barrier
@@ -22,7 +22,6 @@ from kitestring_rollout.storage import ObjectStore
 
 pytestmark = pytest.mark.core
 
-AGENTS = Path(__file__).parents[1] / "agents"
 START_SECONDS = 90.0
 """Until the first agents of a run are in the midst of their rollouts."""
 STEP_SECONDS = 60.0
@@ -104,7 +103,7 @@ def stopping_pool(images: Images, **spec: Any) -> Object:
     """A pool of one worker whose agents stop at the barrier; the model's answer is not what counts."""
     made = runs.pool(
         images,
-        script=(AGENTS / "stopping.py").read_text(),
+        script=agents.script("stopping"),
         rolloutsPerWorker=SLOTS,
         network={"egress": [barrier.EGRESS]},
         **spec,
@@ -249,7 +248,7 @@ def behaving_pool(images: Images, name: str, **spec: Any) -> Object:
     made = runs.pool(
         images,
         name,
-        script=(AGENTS / "behaving.py").read_text(),
+        script=agents.script("behaving"),
         isolation="Job",
         replicas=4,
         network={"egress": [barrier.EGRESS]},

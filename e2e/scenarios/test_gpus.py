@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.harness import barrier, nodes, runs
+from e2e.harness import agents, barrier, nodes, runs
 from e2e.harness.api import Api, Object
 from e2e.harness.images import Images
 from e2e.harness.kinds import CONFIG_MAP, NODE, POD, RUN
@@ -19,7 +18,6 @@ from kitestring_api.v1alpha1.status import Phase
 
 pytestmark = pytest.mark.full
 
-AGENTS = Path(__file__).parents[1] / "agents"
 GPU = "nvidia.com/gpu"
 GPUS = 2
 STAND_IN = "/stand-in"
@@ -40,7 +38,7 @@ def gpu_node(api: Api) -> Iterator[str]:
 
 def test_servers_get_the_gpus_that_they_ask_for(images: Images, namespace: Namespace, gpu_node: str) -> None:
     """Servers go where GPUs are; a run for which none is left says so, and starts when some are free."""
-    pool = runs.pool(images, script=(AGENTS / "stopping.py").read_text(), network={"egress": [barrier.EGRESS]})
+    pool = runs.pool(images, script=agents.script("stopping"), network={"egress": [barrier.EGRESS]})
     pool["spec"]["template"]["spec"]["containers"][0]["env"] = [barrier.ENV]
     namespace.apply(stand_in(), pool, gpu_run(images, "first", replicas=GPUS))
     with barrier.barrier(namespace, images) as gate:
@@ -106,7 +104,7 @@ def test_trainer_asks_for_its_gpus(images: Images, namespace: Namespace, gpu_nod
 
 def stand_in() -> Object:
     """The module that is run in vLLM's place."""
-    text = (AGENTS / "vllm_stand_in.py").read_text()
+    text = (agents.FOLDER / "vllm_stand_in.py").read_text()
     return {
         "apiVersion": "v1",
         "kind": CONFIG_MAP.name,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import barrier, runs
+from e2e.harness import agents, barrier, runs
 from e2e.harness.api import Object
 from e2e.harness.audit import audited
 from e2e.harness.images import Images
@@ -22,7 +22,6 @@ from kitestring_rollout.storage import ObjectStore
 
 pytestmark = pytest.mark.core
 
-AGENT = Path(__file__).parents[1] / "agents" / "told.py"
 START_SECONDS = 90.0
 END_SECONDS = 180.0
 SELECTOR = f"{names.LABEL_RUN}=run,{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}"
@@ -47,7 +46,7 @@ def test_each_rollout_has_a_job_of_its_own(
     ]
     pool = runs.pool(
         images,
-        script=AGENT.read_text(),
+        script=agents.script("told"),
         replicas=REPLICAS,
         isolation="Job",
         allowedImages=[images.python, images.agent, ABSENT],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import barrier, runs
+from e2e.harness import agents, barrier, runs
 from e2e.harness.api import Api, Object, condition, is_true
 from e2e.harness.audit import audited
 from e2e.harness.images import Images
@@ -39,7 +39,6 @@ from kitestring_rollout.storage import ObjectStore
 
 pytestmark = pytest.mark.full
 
-AGENTS = Path(__file__).parents[1] / "agents"
 KEEP = bool(os.environ.get("E2E_KEEP"))
 PARTS = 5
 """Pods of a run here: trainer, policy server, gateway, collector, worker."""
@@ -263,7 +262,7 @@ def queued(name: str, *, pool: str = "pool", priority: str | None = None, steps:
 
 def stopping_pool(images: Images) -> Object:
     """A pool of agents that stop at the barrier; the first of each group does not."""
-    made = runs.pool(images, script=(AGENTS / "stopping.py").read_text(), network={"egress": [barrier.EGRESS]})
+    made = runs.pool(images, script=agents.script("stopping"), network={"egress": [barrier.EGRESS]})
     made["spec"]["template"]["spec"]["containers"][0]["env"] = [barrier.ENV]
     return made
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import urllib3
 
-from e2e.harness import barrier, nodes, runs
+from e2e.harness import agents, barrier, nodes, runs
 from e2e.harness.api import Object, is_true
 from e2e.harness.audit import audited
 from e2e.harness.images import Images
@@ -26,7 +26,6 @@ from kitestring_rollout.storage import ObjectStore
 
 pytestmark = pytest.mark.core
 
-AGENTS = Path(__file__).parents[1] / "agents"
 START_SECONDS = 90.0
 """Until the first agents of a run are in the midst of their rollouts."""
 CHANGE_SECONDS = 60.0
@@ -202,7 +201,7 @@ PARTS = (
 
 def stopping_pool(images: Images, **spec: Any) -> Object:
     """A pool of agents that stop at the barrier; the first of each group does not."""
-    made = runs.pool(images, script=(AGENTS / "stopping.py").read_text(), network={"egress": [barrier.EGRESS]}, **spec)
+    made = runs.pool(images, script=agents.script("stopping"), network={"egress": [barrier.EGRESS]}, **spec)
     made["spec"]["template"]["spec"]["containers"][0]["env"] = [barrier.ENV]
     return made
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import barrier, nodes, runs
+from e2e.harness import agents, barrier, nodes, runs
 from e2e.harness.api import Api, Object, condition, is_true
 from e2e.harness.audit import audited
 from e2e.harness.barrier import Barrier
@@ -27,7 +27,6 @@ from kitestring_trainer.ledger import COMMITS
 
 pytestmark = pytest.mark.full
 
-AGENTS = Path(__file__).parents[1] / "agents"
 START_SECONDS = 120.0
 SLOTS = 4
 ROLLOUTS = 8
@@ -164,7 +163,7 @@ def test_steps_in_which_all_fail(images: Images, namespace: Namespace, store: Ob
     """A step without any group to learn from is skipped and said; so many in a row end the run with the cause."""
     pool = runs.pool(
         images,
-        script=(AGENTS / "behaving.py").read_text(),
+        script=agents.script("behaving"),
         network={"egress": [barrier.EGRESS]},
         agentProtocol={"task": {"from": "argument"}},
         reward={"source": "builtin", "builtin": {"kind": "regex", "pattern": "^$"}},
@@ -289,7 +288,7 @@ JUDGE = {"name": "judge", "train": False, "endpoint": {"url": "http://judge.inva
 
 def stopping_pool(images: Images, placed: Object | None = None, **spec: Any) -> Object:
     """A pool of one worker whose agents stop at the barrier."""
-    made = runs.pool(images, script=(AGENTS / "stopping.py").read_text(), network={"egress": [barrier.EGRESS]}, **spec)
+    made = runs.pool(images, script=agents.script("stopping"), network={"egress": [barrier.EGRESS]}, **spec)
     if spec.get("isolation") == "Job":
         del made["spec"]["rolloutsPerWorker"]
     pod = made["spec"]["template"]["spec"]

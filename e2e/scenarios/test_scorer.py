@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import barrier, runs
+from e2e.harness import agents, barrier, runs
 from e2e.harness.api import Object, condition, is_true
 from e2e.harness.audit import audited
 from e2e.harness.images import Images
@@ -23,7 +23,7 @@ from kitestring_rollout.storage import ObjectStore
 
 pytestmark = pytest.mark.core
 
-AGENT, JUDGE = (Path(__file__).parents[1] / "agents" / name for name in ("told.py", "judge.py"))
+JUDGE = agents.FOLDER / "judge.py"
 PORT = 9000
 START_SECONDS = 120.0
 END_SECONDS = 180.0
@@ -74,7 +74,7 @@ def test_hidden_fields_go_to_the_scorer_alone(  # noqa: PLR0917 - fixtures
     }
     pool = runs.pool(
         images,
-        script=AGENT.read_text(),
+        script=agents.script("told"),
         reward={"source": "scorer", "scorer": scorer},
         network={"egress": [barrier.EGRESS]},
     )
@@ -91,9 +91,9 @@ def test_hidden_fields_go_to_the_scorer_alone(  # noqa: PLR0917 - fixtures
             namespace, "run", lambda status: status.get("rolloutsRunning") == 2, "two agents", seconds=60
         )
         assert is_true(working, "RolloutsReady"), condition(working, "RolloutsReady")
-        agents, judge = pod_of(namespace, names.COMPONENT_ROLLOUT), pod_of(namespace, names.COMPONENT_SCORER)
-        assert_walls(namespace, release, agents, judge)
-        assert_hidden(namespace, agents)
+        worker, judge = pod_of(namespace, names.COMPONENT_ROLLOUT), pod_of(namespace, names.COMPONENT_SCORER)
+        assert_walls(namespace, release, worker, judge)
+        assert_hidden(namespace, worker)
         namespace.delete(POD, judge["metadata"]["name"], grace=0)
         gate.open("step-1")
         ended = runs.until_finished(namespace, "run", seconds=END_SECONDS)
@@ -108,11 +108,11 @@ def test_hidden_fields_go_to_the_scorer_alone(  # noqa: PLR0917 - fixtures
         namespace.until_gone(kind, seconds=60, selector=selector(names.COMPONENT_SCORER))
 
 
-def assert_walls(namespace: Namespace, release: Release, agents: Object, judge: Object) -> None:
+def assert_walls(namespace: Namespace, release: Release, worker: Object, judge: Object) -> None:
     """Only the trainer reaches the scorer, and the scorer reaches nothing of the run, the cluster or the world."""
     to_scorer = [("its name", "run-scorer", PORT), ("its address", judge["status"]["podIP"], PORT)]
     for what, pod, container in (
-        ("agent", agents["metadata"]["name"], "agent"),
+        ("agent", worker["metadata"]["name"], "agent"),
         ("pod of no run", barrier.NAME, barrier.NAME),
     ):
         ends = connections(namespace, pod, container, to_scorer)
@@ -125,7 +125,7 @@ def assert_walls(namespace: Namespace, release: Release, agents: Object, judge: 
         ("collector", "run-collector", names.PORT_COLLECTOR),
         ("storage", f"{release.namespace}-seaweedfs.{release.namespace}.svc", 8333),
         ("API server", "kubernetes.default.svc", 443),
-        ("agent", agents["status"]["podIP"], names.PORT_WORKER),
+        ("agent", worker["status"]["podIP"], names.PORT_WORKER),
         ("other pod", barrier.NAME, barrier.PORT),
         ("cloud's metadata", "169.254.169.254", 80),
     ]
@@ -139,19 +139,19 @@ def assert_walls(namespace: Namespace, release: Release, agents: Object, judge: 
     assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def assert_hidden(namespace: Namespace, agents: Object) -> None:
+def assert_hidden(namespace: Namespace, worker: Object) -> None:
     """Neither in the agent's pod, nor in what it is made from."""
     said = namespace.exec(
-        agents["metadata"]["name"], "agent", "python3", "-c", FINDS, SECRET[::-1], seconds=60
+        worker["metadata"]["name"], "agent", "python3", "-c", FINDS, SECRET[::-1], seconds=60
     ).partition(" ")
     assert int(said[0]) > 10, "it looked"
     assert said[2].strip() == "[]"
-    assert SECRET not in json.dumps(agents)
+    assert SECRET not in json.dumps(worker)
     config = namespace.get(CONFIG_MAP, "run-config")["data"]
     assert SECRET in config["trainer.json"]
     assert not [file for file, text in config.items() if SECRET in text and file != "trainer.json"]
     mounted = [
-        item["key"] for one in agents["spec"]["volumes"] if "configMap" in one for item in one["configMap"]["items"]
+        item["key"] for one in worker["spec"]["volumes"] if "configMap" in one for item in one["configMap"]["items"]
     ]
     assert mounted == ["worker.json"]
 
