@@ -116,8 +116,9 @@ Closed sets: scripts may compare with them. The phases `{Phase.SUCCEEDED}` and `
 
 - **Phases:** {_code(Phase)}.
 - **Conditions:** {_code(ConditionType)}. `{ConditionType.FINISHED}` is true for every ending:
-  `kubectl wait --for=condition={ConditionType.FINISHED} trainingrun/NAME`. A run that is not `{ConditionType.ACCEPTED}` before its
-  start waits to be corrected and has not ended: a pipeline waits a minute for `{ConditionType.ACCEPTED}` first.
+  `kubectl wait --for=condition={ConditionType.FINISHED} trainingrun/NAME`. A run that is not
+  `{ConditionType.ACCEPTED}` before its start waits to be corrected and has not ended: a pipeline waits a minute for
+  `{ConditionType.ACCEPTED}` first.
 - **Reasons:** {_code(reasons)}.
 - **Classes of rollouts:** {_code(names.CLASSES)}.
 """
