@@ -62,7 +62,7 @@ class Release:
 
 
 def values(images: Images) -> dict[str, Any]:
-    """Values of the chart for the tests: the built-in collector, SeaweedFS, heavy environments mounted."""
+    """Values of the chart for the tests: SeaweedFS, heavy environments mounted."""
     mounted = _mounted_template(images)
     chosen: dict[str, Any] = {
         "images": {
@@ -71,7 +71,7 @@ def values(images: Images) -> dict[str, Any]:
             "trainer": images.trainer,
             "policyServerCpu": images.policy_server,
         },
-        "settings": {"collectorKind": "builtin", "defaultTemplates": mounted},
+        "settings": {"defaultTemplates": mounted},
         "seaweedfs": {
             "enabled": True,
             "bucket": BUCKET,

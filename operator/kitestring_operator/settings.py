@@ -81,7 +81,7 @@ class Settings(Part):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     default_storage: DefaultStorage | None = None
     collector_kind: Literal["contrib", "builtin"] = Field(
-        default="contrib", description="of runs that name none: the stock OpenTelemetry Collector, or ours"
+        default="builtin", description="of runs that name none: ours, or the stock OpenTelemetry Collector"
     )
     default_templates: DefaultTemplates = DefaultTemplates()
     cluster_domain: str = Field(

@@ -61,7 +61,7 @@ class Collector(ApiModel):
     kind: Literal["contrib", "builtin"] | None = Field(
         None,
         description="contrib: the stock OpenTelemetry Collector. builtin: ours, small; local runs always use it. "
-        "Absent: what the installation says, contrib unless it was changed.",
+        "Absent: what the installation says, builtin unless it was changed.",
     )
     resources: Resources | None = Field(None, description="Resources of the collector.")
     template: JsonObject | None = Field(None, description="Pod template laid over ours by strategic merge.")

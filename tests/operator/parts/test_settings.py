@@ -31,7 +31,7 @@ def storage(folder: Path, access: str = "id\n", secret: str = "key\n") -> dict[s
 
 def test_images_suffice(tmp_path: Path) -> None:
     settings = load_settings(written(tmp_path))
-    assert (settings.collector_kind, settings.default_storage, settings.storage_keys) == ("contrib", None, None)
+    assert (settings.collector_kind, settings.default_storage, settings.storage_keys) == ("builtin", None, None)
 
 
 def test_keys_of_the_default_storage_are_read_and_never_printed(tmp_path: Path) -> None:
