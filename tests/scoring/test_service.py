@@ -180,6 +180,21 @@ async def test_when_the_time_is_up_the_reason_names_the_scorer(handler: Handler 
     assert resolve_reward(by_zero, CLASS_SUCCEEDED, given, exit_code=0) == given, "an outage is never a 0"
 
 
+async def test_what_is_no_http_makes_a_short_reason_of_one_line() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"garbage\n" * 10_000)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        given = await scored(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", by_scorer(timeoutSeconds=1))
+    assert given.problem == "away"
+    assert "garbage" in str(given.reason)
+    assert len(str(given.reason)) < 300
+    assert "\n" not in str(given.reason)
+
+
 async def test_a_slow_answer_is_given_up_and_others_get_their_turn() -> None:
     gone = asyncio.Event()
 

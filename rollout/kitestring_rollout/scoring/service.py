@@ -21,6 +21,8 @@ ANSWER_BYTES = 65536
 CONNECT_SECONDS = 5.0
 """For one try: a packet to a pod that is gone gets no answer."""
 LONGEST_PAUSE = 5.0
+ERROR_CHARACTERS = 200
+"""Of what is wrong with a connection or an answer, in a reason."""
 LOOK_SECONDS = 0.5
 _OK = 200
 _REDIRECTS = range(300, 400)
@@ -96,7 +98,9 @@ class ScorerService:
             async with session.post(self.url, data=asked, allow_redirects=False) as response:
                 status, body = response.status, await _limited(response.content)
         except (aiohttp.ClientError, OSError) as error:  # a time limit of aiohttp's is an OSError as well
-            raise _TryAgainError(str(error) or type(error).__name__) from error
+            # it quotes what came, however long that is
+            words = " ".join(str(error)[:ERROR_CHARACTERS].split())
+            raise _TryAgainError(words or type(error).__name__) from error
         if body is None:
             raise ScoreError(f"the scorer {self.url} answered more than {ANSWER_BYTES} bytes")
         said = f"the scorer {self.url} answered {status}"
