@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,21 @@ def test_a_stop_may_set_the_event_for_which_the_main_thread_waits() -> None:
         with stop_signals.heard(event.set):
             os.kill(os.getpid(), signal.SIGTERM)
             assert event.wait(timeout=30)
+
+
+def test_a_signal_that_comes_as_soon_as_it_is_taken_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = threading.Event()
+    take = signal.signal
+
+    def take_and_get(number: int, handler: Any) -> Any:
+        before = take(number, handler)
+        if callable(handler) and handler is not signal.default_int_handler:
+            os.kill(os.getpid(), number)
+        return before
+
+    monkeypatch.setattr(signal, "signal", take_and_get)
+    with stop_signals.heard(event.set):
+        assert event.wait(timeout=5)
 
 
 def test_every_signal_is_told_and_no_other() -> None:

@@ -36,14 +36,15 @@ def heard(stop: Callable[[], None]) -> Iterator[None]:
 
     listener = threading.Thread(target=listen, name="stop signals", daemon=True)
     listener.start()
-    handlers = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+    # the descriptor before the handlers, and after them: no signal finds a handler that tells nobody
     descriptor = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        signal.set_wakeup_fd(descriptor)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(descriptor)
         os.close(writing)
         listener.join()
         os.close(reading)
