@@ -316,8 +316,15 @@ def test_a_wrong_gateway_credential_fails_the_run(world: World) -> None:
     assert "401 Unauthorized" in (result.message or "")
 
 
-def test_an_agent_that_cannot_start_is_reported_at_once(world: World) -> None:
+@pytest.mark.parametrize("at_first", ["startFailed", "cutOff"])
+def test_an_agent_that_cannot_start_is_reported_at_once(world: World, at_first: str) -> None:
+    """Also where the pod of the first had no way to its gateway yet: that one was not started."""
+
+    kinds = iter([at_first])
+
     async def agent(world: World, lease: Lease) -> Finish:
+        if next(kinds, "startFailed") == "cutOff":
+            return ended(lease, "", ended="cutOff", exit_code=None, message="http://gateway cannot be reached")
         return ended(lease, "", ended="startFailed", exit_code=None, message="agent.py: no such file; check command")
 
     world.agent = agent

@@ -331,6 +331,8 @@ class RolloutQueue:
 
     def _note_start(self, finish: Finish) -> None:
         """An agent that cannot start anywhere is the user's to mend: not a storm of retries."""
+        if finish.ended == "cutOff":  # it may not have been started
+            return
         if finish.ended != "startFailed":
             self._started = True
             return
