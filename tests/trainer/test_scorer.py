@@ -74,6 +74,25 @@ def test_nothing_is_rolled_out_before_the_scorer_listens(world: World) -> None:
     assert len(judge.asked) == 12
 
 
+@pytest.mark.parametrize(
+    ("reward", "kept"),
+    [
+        ({"source": "scorer", "scorer": {"image": "judge:1", "timeoutSeconds": 7200}}, 7200),
+        ({"source": "command", "command": {"command": ["echo", "1"], "timeoutSeconds": 7200}}, 7200),
+        ({"source": "exitCode"}, 0),
+    ],
+)
+def test_gateways_keep_an_attempt_for_as_long_as_its_score_may_take(
+    world: World, reward: dict[str, Any], kept: int
+) -> None:
+    url, _ = world.backstage.serve(Judge().application())
+    world.start_workers()
+    config = world.config(pool__reward=reward, spec__steps=1, **({"scorer": url} if "scorer" in reward else {}))
+    run(config, world.announce)
+    besides = config.pool.limits.seconds + config.rules.overtime_seconds + 2 * config.rules.lease_seconds
+    assert {opened.lifetime_seconds for opened in world.gateway.opens} == {besides + kept}
+
+
 @contextmanager
 def waited_for() -> Iterator[threading.Event]:
     """Set when a client says that it waits for the scorer."""
