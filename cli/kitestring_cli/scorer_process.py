@@ -7,6 +7,7 @@ starts both again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -98,12 +99,17 @@ async def _listens(port: int) -> None:
 
 
 async def _stop(group: int, ended: asyncio.Task[int]) -> None:
-    os.killpg(group, signal.SIGTERM)
+    _tell(group, signal.SIGTERM)
     _, late = await asyncio.wait((ended,), timeout=STOP_SECONDS)
     if late:
         log.warning("the scorer did not end within %.0f s: killed", STOP_SECONDS)
-        os.killpg(group, signal.SIGKILL)
+        _tell(group, signal.SIGKILL)
         await ended
+
+
+def _tell(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself, of which is heard a moment later
+        os.killpg(group, number)
 
 
 def _how(code: int) -> str:

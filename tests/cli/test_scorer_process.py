@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from kitestring_cli.scorer_process import _stop
 
 LISTENS = """
 import os, socket
@@ -73,3 +76,10 @@ def test_one_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
         assert process.wait(20) == 2
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert last == "error: the scorer ./judge cannot be started: No such file or directory"
+
+
+async def test_one_that_has_just_ended_by_itself_may_be_told_to() -> None:
+    """Its process is gone a moment before anyone hears of it."""
+    process = await asyncio.create_subprocess_exec("true", start_new_session=True)
+    await process.wait()
+    await _stop(process.pid, asyncio.create_task(process.wait()))
