@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kitestring_api.v1alpha1.network import Network
 from kitestring_cli.documents import load
 from kitestring_cli.run.configs import move_to_free_ports
 from kitestring_cli.run.folder import RunFolder
@@ -115,12 +116,22 @@ def test_what_only_a_cluster_applies_is_listed(tmp_path: Path) -> None:
         assert field in fields
 
 
+def test_that_no_wall_is_around_agents_is_listed(tmp_path: Path) -> None:
+    path = files(tmp_path, run={}, pool={}, others=[], reward={"source": "exitCode"})
+    documents = load([str(path)])
+    (pool,) = documents.pools
+    network = Network.model_validate({"egress": [{"cidr": "10.0.0.0/8"}]})
+    walled = pool.model_copy(update={"spec": pool.spec.model_copy(update={"network": network})})
+    assert "RolloutPool spec.network" in resolve(documents.runs[0], walled, documents).not_applied
+
+
 def test_a_scorer_container_becomes_a_process(tmp_path: Path) -> None:
     env = [
         {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}},
         {"name": "RUBRIC", "valueFrom": {"configMapKeyRef": {"name": "values", "key": "greeting"}}},
     ]
     scorer = {"image": "judge:1", "command": ["sh"], "args": ["judge.sh"], "env": env, "replicas": 2}
+    scorer["network"] = {"egress": [{"cidr": "10.0.0.0/8"}]}
     run = resolved(tmp_path, reward={"source": "scorer", "scorer": scorer}, others=[SECRET, CONFIG_MAP])
     assert run.scorer is not None
     assert run.scorer.command == ("sh", "judge.sh")
@@ -129,6 +140,7 @@ def test_a_scorer_container_becomes_a_process(tmp_path: Path) -> None:
     fields = " ".join(run.not_applied)
     assert "spec.reward.scorer.image" in fields
     assert "spec.reward.scorer.replicas (a local run starts one)" in fields
+    assert "spec.reward.scorer.network" in fields, "no wall is around it here"
 
 
 @pytest.mark.parametrize(

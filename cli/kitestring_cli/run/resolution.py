@@ -290,11 +290,13 @@ def _not_applied(training_run: TrainingRun, pool: RolloutPool) -> Iterator[str]:
         "spec.inference.replicas (a local run starts one)": spec.inference.replicas > 1,
         "spec.gateway.replicas (a local run starts one)": spec.gateway.replicas > 1,
         "RolloutPool spec.allowedImages": pool.spec.allowed_images,
+        "RolloutPool spec.network": pool.spec.network.egress,
         "RolloutPool spec.template.metadata": pool.spec.template.metadata,
         "RolloutPool spec.template.spec.containers[agent].image": agent.image,
         "RolloutPool spec.reward.scorer.image": scorer and scorer.image,
         "RolloutPool spec.reward.scorer.replicas (a local run starts one)": scorer and scorer.replicas > 1,
         "RolloutPool spec.reward.scorer.resources": scorer and scorer.resources,
+        "RolloutPool spec.reward.scorer.network": scorer and scorer.network.egress,
         "RolloutPool spec.reward.scorer.template": scorer and scorer.template,
     }.items():
         if value:
