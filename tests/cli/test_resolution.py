@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from kitestring_api.v1alpha1.network import Network
 from kitestring_cli.documents import load
 from kitestring_cli.run.configs import move_to_free_ports
 from kitestring_cli.run.folder import RunFolder
@@ -118,11 +117,11 @@ def test_what_only_a_cluster_applies_is_listed(tmp_path: Path) -> None:
 
 def test_that_no_wall_is_around_agents_is_listed(tmp_path: Path) -> None:
     path = files(tmp_path, run={}, pool={}, others=[], reward={"source": "exitCode"})
+    run, pool = yaml.safe_load_all(path.read_text())
+    pool["spec"]["network"] = {"egress": [{"cidr": "10.0.0.0/8"}]}
+    path.write_text(yaml.safe_dump_all([run, pool]))
     documents = load([str(path)])
-    (pool,) = documents.pools
-    network = Network.model_validate({"egress": [{"cidr": "10.0.0.0/8"}]})
-    walled = pool.model_copy(update={"spec": pool.spec.model_copy(update={"network": network})})
-    assert "RolloutPool spec.network" in resolve(documents.runs[0], walled, documents).not_applied
+    assert "RolloutPool spec.network" in resolve(documents.runs[0], documents.pools[0], documents).not_applied
 
 
 def test_a_scorer_container_becomes_a_process(tmp_path: Path) -> None:
