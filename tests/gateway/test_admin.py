@@ -359,6 +359,17 @@ async def test_an_attempt_that_nobody_ends_is_dropped_long_after_its_token_expir
     assert (await gateway.post(opened, chat()))[0] == 410
 
 
+async def test_an_attempt_that_is_fenced_again_is_kept_for_its_end(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    session = gateway.process.registry.find(opened.attempt)
+    assert session is not None
+    session.attempt.expires = time.time() - 7200
+    await gateway.fence(opened)
+    await gateway.process.drop_abandoned(time.time() + 599)
+    assert len(gateway.process.registry) == 1
+    assert (await end(gateway, opened))[0] == 200
+
+
 async def test_an_abandoned_attempt_whose_fence_fails_is_dropped_and_keeps_no_other(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +17,9 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from kitestring_rollout.scoring import ScorerService
-from kitestring_trainer.driver import run
+from kitestring_trainer.driver import RunResult, run
 from kitestring_trainer.errors import RunFailedError
+from kitestring_trainer.queue import closing
 from kitestring_trainer.queue.scoring import scorer_listens
 from tests.trainer.world import World
 
@@ -74,23 +77,51 @@ def test_nothing_is_rolled_out_before_the_scorer_listens(world: World) -> None:
     assert len(judge.asked) == 12
 
 
-@pytest.mark.parametrize(
-    ("reward", "kept"),
-    [
-        ({"source": "scorer", "scorer": {"image": "judge:1", "timeoutSeconds": 7200}}, 7200),
-        ({"source": "command", "command": {"command": ["echo", "1"], "timeoutSeconds": 7200}}, 7200),
-        ({"source": "exitCode"}, 0),
-    ],
-)
-def test_gateways_keep_an_attempt_for_as_long_as_its_score_may_take(
-    world: World, reward: dict[str, Any], kept: int
+def test_gateways_keep_an_attempt_for_as_long_as_it_is_scored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "KEEP_SECONDS", 0.05)
+    fences: Counter[str] = Counter()
+    one_is_kept = threading.Event()
+
+    async def on_fence(attempt: str) -> None:
+        fences[attempt] += 1
+        if fences[attempt] == 3:
+            one_is_kept.set()
+
+    result = scored_slowly(world, on_fence, one_is_kept)
+    assert (result.phase, result.rollouts) == ("Finished", {"Succeeded": 6})
+    assert len(world.gateway.opens) == 6
+
+
+def test_an_attempt_whose_gateway_goes_while_it_is_scored_is_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, _ = world.backstage.serve(Judge().application())
+    monkeypatch.setattr(closing, "KEEP_SECONDS", 0.05)
+    fences: Counter[str] = Counter()
+    one_is_gone = threading.Event()
+
+    async def on_fence(attempt: str) -> None:
+        fences[attempt] += 1
+        if fences[attempt] == 2 and not one_is_gone.is_set():
+            del world.gateway.attempts[attempt]
+            one_is_gone.set()
+
+    result = scored_slowly(world, on_fence, one_is_gone)
+    assert (result.phase, result.rollouts, result.retried) == ("Finished", {"Succeeded": 6}, 1)
+
+
+def scored_slowly(world: World, on_fence: Callable[[str], Awaitable[None]], release: threading.Event) -> RunResult:
+    """A run of a step whose scorer says nothing before it is released."""
+
+    async def score(_: web.Request) -> web.Response:
+        await asyncio.to_thread(release.wait, 30)
+        return web.Response(text="1")
+
+    application = web.Application()
+    application.router.add_post("/score", score)
+    url, _ = world.backstage.serve(application)
+    world.gateway.on_fence = on_fence
     world.start_workers()
-    config = world.config(pool__reward=reward, spec__steps=1, **({"scorer": url} if "scorer" in reward else {}))
-    run(config, world.announce)
-    besides = config.pool.limits.seconds + config.rules.overtime_seconds + 2 * config.rules.lease_seconds
-    assert {opened.lifetime_seconds for opened in world.gateway.opens} == {besides + kept}
+    return run(world.config(pool__reward=REWARD, spec__steps=1, scorer=url), world.announce)
 
 
 @contextmanager

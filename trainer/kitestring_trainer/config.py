@@ -95,7 +95,6 @@ class TrainerConfig(Part):
     @property
     def rules(self) -> QueueRules:
         limits, attempts, reward = self.pool.limits, self.pool.attempts, self.pool.reward
-        scorer = reward.scorer or reward.command
         return QueueRules(
             run=self.run,
             model=self.policy.name,
@@ -117,7 +116,6 @@ class TrainerConfig(Part):
             tries=Tries(total=attempts.max, agent_failed=attempts.agent_failed, timed_out=attempts.timed_out),
             lease_seconds=self.timing.lease,
             proof_seconds=self.timing.proof,
-            scoring_seconds=scorer.timeout_seconds if scorer is not None else 0.0,
             retry_seconds=self.timing.retry,
             per_task=PerTask(
                 image_field=self.pool.per_task.image_field,

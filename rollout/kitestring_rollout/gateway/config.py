@@ -88,7 +88,9 @@ class GatewayConfig(Part):
     connect_seconds: float = Field(default=2.0, gt=0, description="retries of a refused connection to a model server")
     drain_seconds: float = Field(default=30.0, ge=0, description="wait for open attempts after SIGTERM")
     abandoned_seconds: float = Field(
-        default=600.0, gt=0, description="an attempt that nobody ended is dropped this long after its token expired"
+        default=600.0,
+        gt=0,
+        description="an attempt that nobody ended is dropped this long after its token expired, or its last fence",
     )
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0, description="of an agent's request")
     bodies_bytes: int = Field(

@@ -67,10 +67,12 @@ class Process:
         self.registry.close(session.identity.attempt, closed)
 
     async def drop_abandoned(self, now: float) -> None:
-        """Closes attempts that nobody ended long after their tokens expired; without an end record they are lost."""
+        """Closes attempts that nobody ended, or fenced again, long after their tokens expired; without an end record
+        they are lost."""
         for session in self.registry:
             attempt = session.identity.attempt
-            if now <= session.attempt.expires + self.config.abandoned_seconds or self.registry.find(attempt) is None:
+            since = max(session.attempt.expires, session.fenced_at)
+            if now <= since + self.config.abandoned_seconds or self.registry.find(attempt) is None:
                 continue
             _log.error("attempt %s was never ended; dropped", attempt)
             await self.fence_or_log(session)

@@ -72,6 +72,8 @@ class Session:
     _idle: asyncio.Future[None] | None = None
     _pending: list[asyncio.Future[None]] = field(default_factory=list)
     _look_at: int = UNSEEN_ACKNOWLEDGEMENTS
+    fenced_at: float = 0.0
+    """When it was last asked to be fenced, in Unix seconds: whoever asks means to end it."""
     _fencing: asyncio.Task[FencedAttempt] | None = None
     _ending: asyncio.Task[EndedAttempt] | None = None
     _end_body: EndAttempt | None = None
@@ -139,6 +141,7 @@ class Session:
 
     async def fence(self) -> FencedAttempt:
         """No further call; those in flight are aborted; answers when every span is durable or lost. Idempotent."""
+        self.fenced_at = time.time()
         if self._fencing is None:
             self.attempt.begin_fence()
             self._fencing = asyncio.create_task(self._fence())

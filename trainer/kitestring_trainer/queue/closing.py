@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from kitestring_trainer.tasks import Task
 
 logger = logging.getLogger(__name__)
 
+KEEP_SECONDS = 120.0
+"""How often a gateway is told, while an attempt waits for its score, that its end will come: it drops those that nobody
+ends."""
 RECORDED_OUTPUT = 65536
 """Characters of an agent's output that its end record keeps; scorers see all that the pool reads back."""
 
@@ -75,7 +79,10 @@ async def close_attempt(
     if fenced.lost is not None:
         klass, reason = CLASS_INFRASTRUCTURE, f"trace lost: {fenced.lost}"
     elif klass != CLASS_INFRASTRUCTURE:
-        scored = await score(klass, task, finish, fenced)
+        try:
+            scored = await _kept(gateways, place, attempt, score(klass, task, finish, fenced))
+        except EpochGoneError as error:
+            return Closed(CLASS_INFRASTRUCTURE, f"gateway lost: {error}")
         reason = "; ".join(text for text in (reason, scored.reason) if text) or None
     provable = klass != CLASS_INFRASTRUCTURE
     end = EndAttempt(
@@ -94,3 +101,16 @@ async def close_attempt(
         logger.warning("attempt %s: gateway lost while it ended: %s", attempt, error)
         return Closed(klass, reason, scored.reward, scored.source, fenced.n_calls, fenced.digest, provable)
     return Closed(klass, reason, scored.reward, scored.source, ended.n_calls, ended.digest, provable)
+
+
+async def _kept(gateways: Gateways, place: Place, attempt: str, scoring: Awaitable[Scored]) -> Scored:
+    """What scoring gives, however long it takes: the gateway keeps the attempt meanwhile. Raises EpochGoneError."""
+    task = asyncio.ensure_future(scoring)
+    try:
+        while not task.done():
+            await asyncio.wait((task,), timeout=KEEP_SECONDS)
+            if not task.done():
+                await gateways.fence(place, attempt)
+        return task.result()
+    finally:
+        task.cancel()

@@ -26,8 +26,6 @@ class QueueRules:
     """How long the proof of an ended attempt is awaited while the trace store can be read."""
     overtime_seconds: float = 60.0
     """How far past its deadline an agent is left to its executor; then the queue ends the lease."""
-    scoring_seconds: float = 0.0
-    """How long a score may take once the agent has ended; its gateway keeps the attempt meanwhile."""
     retry_seconds: float = 2.0
     """Wait before the second attempt where the infrastructure failed; doubled before each further one. What failed is
     often being started again."""

@@ -234,7 +234,6 @@ class RolloutQueue:
 
     async def _open_one(self, entry: Entry, attempt: str, running: _Running, executor: str) -> Lease | None:
         rules = self.rules
-        longest = rules.deadline_seconds + rules.overtime_seconds + 2 * rules.lease_seconds + rules.scoring_seconds
         request = OpenAttempt(
             run=rules.run,
             rollout=entry.rollout,
@@ -245,7 +244,7 @@ class RolloutQueue:
             mode=entry.mode,
             limits=rules.limits,
             reward=rules.reward,
-            lifetime_seconds=longest,
+            lifetime_seconds=rules.deadline_seconds + rules.overtime_seconds + 2 * rules.lease_seconds,
         )
         try:
             place, opened = await self._gateways.open(request)
