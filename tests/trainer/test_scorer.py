@@ -17,10 +17,11 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from kitestring_rollout.scoring import ScorerService
-from kitestring_trainer.driver import RunResult, run
+from kitestring_trainer.driver import run
 from kitestring_trainer.errors import RunFailedError
 from kitestring_trainer.queue import closing
 from kitestring_trainer.queue.scoring import scorer_listens
+from kitestring_trainer.result import RunResult
 from tests.trainer.world import World
 
 REWARD = {"source": "scorer", "scorer": {"image": "judge:1", "timeoutSeconds": 20}}
