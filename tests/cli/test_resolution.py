@@ -221,6 +221,26 @@ def test_a_resumed_run_leaves_a_port_that_was_taken(tmp_path: Path) -> None:
     assert moved["agents"]["port"] == kept
 
 
+def test_on_resume_what_the_user_wrote_stays_although_its_port_is_taken(tmp_path: Path) -> None:
+    """A scorer's port in the pool, a row of a task, the address of a service of the user's: none is a part's."""
+    folder = RunFolder(tmp_path)
+    folder.configs.mkdir(parents=True)
+    with socket.socket() as service:
+        service.bind(("127.0.0.1", 0))
+        taken = service.getsockname()[1]
+        url = f"http://127.0.0.1:{taken}"
+        trainer = {
+            "pool": {"reward": {"scorer": {"port": taken}}},
+            "spec": {"tasks": {"train": {"inline": [{"port": taken, "at": url}]}}},
+        }
+        scorer = {"command": ["judge", url], "env": {"MODEL": url, "port": "1"}, "working_dir": "/"}
+        for name, config in (("trainer", trainer), ("scorer", scorer)):
+            (folder.configs / f"{name}.json").write_text(json.dumps(config))
+        move_to_free_ports(folder)
+    assert json.loads((folder.configs / "trainer.json").read_text()) == trainer
+    assert json.loads((folder.configs / "scorer.json").read_text()) == scorer
+
+
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     spec = {
         "policies": [{"name": "policy", "model": {"path": "gone"}}],

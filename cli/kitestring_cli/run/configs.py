@@ -35,6 +35,8 @@ from kitestring_trainer.config import Timing, TrainerConfig
 from kitestring_trainer.policy_server.config import PolicyServerConfig
 
 HOST = "127.0.0.1"
+_OF_THE_USER = frozenset({"spec", "pool", "command", "args", "env"})
+"""Fields of configs that hold what the user wrote: no port in them is one of a part of the run."""
 
 LOCAL_TIMING = Timing(lease=15.0, proof=30.0, poll=0.02, gateway_gone=15.0, stop=50.0)
 """On one machine a silent process is dead, not far away; and nobody kills a trainer that still saves what it has."""
@@ -116,14 +118,18 @@ def _ports_in(value: Any) -> Iterator[int]:
     if isinstance(value, dict):
         if isinstance(value.get("port"), int):
             yield value["port"]
-        for item in value.values():
-            yield from _ports_in(item)
+        for key, item in value.items():
+            if key not in _OF_THE_USER:
+                yield from _ports_in(item)
 
 
 def _moved(value: Any, moved: Mapping[int, int]) -> Any:
     """The same config with each port of `moved`, and each loopback URL with such a port, replaced."""
     if isinstance(value, dict):
-        return {key: moved.get(item, item) if key == "port" else _moved(item, moved) for key, item in value.items()}
+        return {
+            key: item if key in _OF_THE_USER else moved.get(item, item) if key == "port" else _moved(item, moved)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_moved(item, moved) for item in value]
     prefix = f"http://{HOST}:"
