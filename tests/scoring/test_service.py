@@ -241,6 +241,32 @@ async def test_no_more_are_asked_for_at_once_than_the_pool_says() -> None:
     assert most == 3
 
 
+async def test_a_question_is_written_when_it_has_its_turn() -> None:
+    """Of a thousand that wait there are no thousand copies."""
+    first, release = asyncio.Event(), asyncio.Event()
+    outputs: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        outputs.append((await request.json())["output"])
+        first.set()
+        await release.wait()
+        return web.Response(text="1")
+
+    async with served(handler) as url:
+        scorer = by_scorer(concurrency=1).scorer
+        assert scorer is not None
+        service = ScorerService(url, scorer)
+        asking = asyncio.create_task(service.reward({"output": "one"}))
+        await first.wait()
+        question = {"output": "two"}
+        waiting = asyncio.create_task(service.reward(question))
+        await asyncio.sleep(0)
+        question["output"] = "three"
+        release.set()
+        assert await asyncio.gather(asking, waiting) == [1, 1]
+    assert outputs == ["one", "three"]
+
+
 async def test_nothing_an_agent_says_goes_elsewhere() -> None:
     """Its output is data in the body: path and host are the config's."""
     paths: list[str] = []

@@ -54,9 +54,10 @@ class ScorerService:
         An answer 4xx, or one that cannot be read, is the scorer's word that there is none: ScoreError. 5xx, 408, 425,
         429 and what does not come through are tried again until `timeoutSeconds`, then ScorerAwayError.
         """
-        asked = json.dumps(question).encode()
         problem = "no answer"
         async with self._turns:
+            # not before: all that wait would be there a second time
+            asked = json.dumps(question).encode()
             try:
                 async with asyncio.timeout(self._seconds), _session() as session:
                     async for attempt in AsyncRetrying(
