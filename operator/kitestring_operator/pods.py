@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from kitestring_api import names
 from kitestring_operator.observed import Manifest
 
 GIVE_UP_AFTER: Final = timedelta(seconds=120)
@@ -62,8 +63,19 @@ def condition(item: Manifest, kind: str) -> str | None:
 
 def condition_entry(item: Manifest, kind: str) -> Mapping[str, Any] | None:
     """A condition of an object."""
+    status = item.get("status")
+    if status:
+        for entry in status.get("conditions") or ():
+            if entry.get("type") == kind:
+                found: Mapping[str, Any] = entry
+                return found
+    return None
+
+
+def conditions_that_hold(item: Manifest) -> Mapping[str, Mapping[str, Any]]:
+    """The conditions of an object that are True, by their types."""
     conditions = (item.get("status") or {}).get("conditions") or ()
-    return next((entry for entry in conditions if entry.get("type") == kind), None)
+    return {entry["type"]: entry for entry in conditions if entry.get("status") == "True"}
 
 
 def is_owned_by(item: Manifest, uid: str) -> bool:
@@ -73,8 +85,10 @@ def is_owned_by(item: Manifest, uid: str) -> bool:
 
 def controller_uid(item: Manifest) -> str | None:
     """The uid of the object that controls this one."""
-    references = item["metadata"].get("ownerReferences") or ()
-    return next((str(reference["uid"]) for reference in references if reference.get("controller")), None)
+    for reference in item["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return str(reference["uid"])
+    return None
 
 
 def ends(pod: Manifest) -> Iterator[ContainerEnd]:
@@ -109,9 +123,7 @@ def trouble(pod: Manifest) -> Trouble | None:
             return Trouble(name, True, f"pod {name} cannot pull image {status.get('image')}: {reason}")
         ended = (status.get("lastState") or {}).get("terminated") or {}
         if reason == "CrashLoopBackOff" and ended.get("exitCode", 0) != 0:
-            said = " ".join(str(ended.get("message", ""))[-500:].split())
-            said = "".join(letter for letter in said if letter.isprintable())
-            how = f"ends again and again, last with exit code {ended['exitCode']}" + (f": {said}" if said else "")
+            how = f"ends again and again, last with exit code {ended['exitCode']}{_last_words(pod, status, ended)}"
             return Trouble(name, False, f"container {status['name']} of pod {name} {how}")
         if reason in CONFIG_REASONS:
             said = str(waiting.get("message", ""))[:500]
@@ -120,6 +132,18 @@ def trouble(pod: Manifest) -> Trouble | None:
     if unscheduled is not None and unscheduled.get("reason") == "Unschedulable":
         return Trouble(name, False, f"pod {name} has no node: {str(unscheduled.get('message', ''))[:500]}")
     return None
+
+
+def _last_words(pod: Manifest, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    """What a container said before it ended; where those of a scorer can be read. They may hold hidden fields, which
+    whoever may read a run need not see."""
+    metadata = pod["metadata"]
+    if (metadata.get("labels") or {}).get(names.LABEL_COMPONENT) == names.COMPONENT_SCORER:
+        where = f"-n {metadata.get('namespace')} {metadata['name']} -c {status['name']}"
+        return f"; kubectl logs {where} --previous says more"
+    said = " ".join(str(ended.get("message", ""))[-500:].split())
+    said = "".join(letter for letter in said if letter.isprintable())
+    return f": {said}" if said else ""
 
 
 def parse_time(text: object) -> datetime | None:

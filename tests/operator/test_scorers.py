@@ -12,6 +12,8 @@ from tests.operator.documents import pool, run, storage_secret
 from tests.operator.parts.rendering import context
 from tests.operator.world import World, report
 
+HIDDEN = "canary-1d5c"
+
 
 def judged(**scorer: Any) -> dict[str, Any]:
     return pool(reward={"source": "scorer", "scorer": {"image": "judge:1", **scorer}})
@@ -83,11 +85,11 @@ async def test_its_size_changes_while_the_run_goes_on(world: World) -> None:
         (
             {
                 "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                "lastState": {"terminated": {"exitCode": 3, "message": "loading\n\x1b[31mno such model\n"}},
+                "lastState": {"terminated": {"exitCode": 3, "message": f"judging by {HIDDEN}"}},
             },
             "Starting",
-            "container scorer of pod calculator-scorer-0 ends again and again, last with exit code 3: "
-            "loading [31mno such model",
+            "container scorer of pod calculator-scorer-0 ends again and again, last with exit code 3; "
+            "kubectl logs -n team-a calculator-scorer-0 -c scorer --previous says more",
         ),
     ],
 )
@@ -110,6 +112,24 @@ async def test_what_keeps_it_from_serving_is_said(
     await world.settle()
     assert (world.status()["phase"], world.status()["message"]) == ("Starting", message)
     assert ready(world) == ("False", reason, message)
+    assert HIDDEN not in json.dumps(world.status()), "what a scorer logs is not for all who may read runs"
+
+
+async def test_of_others_that_end_again_and_again_the_last_words_are_said(world: World) -> None:
+    world.cluster.put(judged())
+    world.cluster.put(run())
+    await world.settle()
+    container = {
+        "name": "gateway",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 3, "message": "loading\n\x1b[31mno such model\n"}},
+    }
+    world.cluster.make_pods = lambda: None  # type: ignore[method-assign]
+    world.cluster.change(
+        "Pod", "calculator-gateway-0", {"status": {"phase": "Pending", "containerStatuses": [container]}}
+    )
+    await world.settle()
+    assert str(world.status()["message"]).endswith("last with exit code 3: loading [31mno such model")
 
 
 def test_a_run_in_a_queue_has_no_more_of_it_than_was_admitted() -> None:
