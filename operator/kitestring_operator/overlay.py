@@ -110,6 +110,8 @@ WALLS = Walls(
 )
 """Of every part of ours."""
 
+_OFF_BY_ITSELF = frozenset({"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "setHostnameAsFQDN"})
+"""Fields of a pod whose absence says false: who writes that changes nothing."""
 _LABELS = (names.LABEL_APP, names.LABEL_MANAGED_BY, names.LABEL_COMPONENT)
 
 
@@ -232,7 +234,8 @@ def _changed(base: Manifest, made: Manifest, field: str, walls: Walls) -> Iterat
                 yield Refusal(where, _short(after.get(key)), "Kitestring finds its pods by it", "use a key of your own")
     ours, spec, where = base["spec"], _mapping(made.get("spec")), f"{field}.spec"
     for name, remedy in walls.pod_fields.items():
-        if spec.get(name) != ours.get(name):
+        is_same = spec.get(name) is False and name in _OFF_BY_ITSELF and not ours.get(name)
+        if spec.get(name) != ours.get(name) and not is_same:
             yield Refusal(f"{where}.{name}", _short(spec.get(name)), "Kitestring sets it", remedy)
     seconds = spec.get(_GRACE)
     if _GRACE in ours and (not isinstance(seconds, int) or isinstance(seconds, bool) or seconds < 1):

@@ -119,6 +119,20 @@ def test_a_template_takes_down_what_it_says() -> None:
     assert beside["securityContext"]["capabilities"] == {"drop": ["ALL"]}, "whatever else is in the pod has walls too"
 
 
+@pytest.mark.parametrize("field", ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"])
+def test_a_template_may_say_that_it_asks_for_nothing(field: str) -> None:
+    assert not templated({field: False})[field]
+    apart = templated({"containers": [{"name": "scorer", "securityContext": {"privileged": False}}]})
+    security = container_of(apart, "scorer")["securityContext"]
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
+
+
+@pytest.mark.parametrize("value", [0, "", "false", [], {}])
+def test_what_only_looks_like_false_is_refused(value: object) -> None:
+    with pytest.raises(OverlayRefusedError, match=r"spec\.hostNetwork: found"):
+        templated({"hostNetwork": value})
+
+
 def test_the_installations_template_lies_below() -> None:
     templates = DefaultTemplates(scorer={"spec": {"nodeSelector": {"disk": "hdd", "pool": "judges"}}})
     made = of_scorer({"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}, default_templates=templates)
