@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -195,26 +196,26 @@ def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
         if end is not None:
             lost.append(end)
         (over if end is not None or has_ended(job) else going).append(job)
-    wanted, refused = _to_start(context, observed, going, over)
+    waiting = {identity.rollout_job_name(context.name, entry.rollout, entry.number): entry for entry in observed.wanted}
+    known = {job["metadata"]["name"] for job in (*going, *over)}
+    new = [entry for name, entry in waiting.items() if name not in known]
+    wanted, refused = _to_start(context, new, len(going))
     objects = [item for entry in wanted for item in rollouts.rollout_job(context, entry)]
-    waiting = [identity.rollout_job_name(context.name, entry.rollout, entry.number) for entry in observed.wanted]
     gone = (*with_secret(observed, over), *secrets_alone(observed, waiting))
     return _Apart(tuple(objects), gone, (*lost, *refused))
 
 
 def _to_start(
-    context: RunContext, observed: Observed, going: list[Manifest], over: list[Manifest]
+    context: RunContext, wanted: Iterable[WantedRollout], going: int
 ) -> tuple[list[WantedRollout], list[LostRollout]]:
-    known = {job["metadata"]["name"] for job in (*going, *over)}
+    """Of those that wait and have no Job: who gets one, beside so many that run, and whose task is refused."""
     start: list[WantedRollout] = []
     refused: list[LostRollout] = []
-    for entry in observed.wanted:
-        if identity.rollout_job_name(context.name, entry.rollout, entry.number) in known:
-            continue
+    for entry in wanted:
         why = unfit(context.pool, entry)
         if why is not None:
             refused.append(LostRollout(entry.rollout, entry.number, names.CLASS_INVALID_TASK, why))
-        elif len(going) + len(start) < context.pool.replicas:
+        elif going + len(start) < context.pool.replicas:
             start.append(entry)
     return start, refused
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kitestring_api import names
 from kitestring_operator import identity
-from kitestring_operator.lifecycle import is_pod_bearing
+from kitestring_operator.lifecycle import POD_BEARING, is_pod_bearing
 from kitestring_operator.observed import Manifest, Observed
 from kitestring_operator.parts.places import (
     AGENT_COLLECTOR_FILE,
@@ -58,11 +58,13 @@ def with_kept_configs(objects: Sequence[Manifest], observed: Observed) -> tuple[
 
 def _kept_parts(objects: Iterable[Manifest], observed: Observed) -> frozenset[str]:
     """Parts that are there in another form."""
-    forms = {(item["kind"], item["metadata"]["name"]): _form(item) for item in objects}
+    wanted = {(item["kind"], item["metadata"]["name"]): item for item in objects if item["kind"] in POD_BEARING}
+    kinds = {kind for kind, _ in wanted}
+    there = ((wanted.get((kind, item["metadata"]["name"])), item) for kind in kinds for item in observed.of_kind(kind))
     return frozenset(
         item["metadata"]["labels"][names.LABEL_COMPONENT]
-        for item in observed.objects
-        if is_pod_bearing(item) and forms.get((item["kind"], item["metadata"]["name"]), _form(item)) != _form(item)
+        for other, item in there
+        if other is not None and _form(other) != _form(item) and is_pod_bearing(item)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -125,12 +126,12 @@ class Observed:
     """
 
     def __post_init__(self) -> None:
-        found: dict[str | tuple[str, str], list[Manifest]] = {}
+        found: defaultdict[str | tuple[str, str], list[Manifest]] = defaultdict(list)
         for item in self.objects:
             kind = item["kind"]
             component = (item["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, "")
-            found.setdefault(kind, []).append(item)
-            found.setdefault((kind, component), []).append(item)
+            found[kind].append(item)
+            found[kind, component].append(item)
         object.__setattr__(self, "_sorted", {key: tuple(items) for key, items in found.items()})
 
     @property

@@ -13,9 +13,7 @@ from kitestring_operator.trainer_job import trainer_jobs
 KEPT_TRAINERS: Final = 3
 """Trainer Jobs that have ended and are kept, for their logs."""
 _FIRST: Final = (names.COMPONENT_TRAINER, names.COMPONENT_ROLLOUT)
-_PRUNED: Final = frozenset(
-    {"ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "StatefulSet", "Deployment"}
-)
+_PRUNED: Final = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "StatefulSet", "Deployment")
 """Kinds of which a running run has exactly what is wanted."""
 
 
@@ -36,8 +34,9 @@ def superfluous(observed: Observed, wanted: Iterable[Manifest]) -> list[ObjectRe
     names_of = {(item["kind"], item["metadata"]["name"]) for item in wanted}
     found = [
         ObjectRef.of(item)
-        for item in observed.objects
-        if item["kind"] in _PRUNED and (item["kind"], item["metadata"]["name"]) not in names_of and not _is_going(item)
+        for kind in _PRUNED
+        for item in observed.of_kind(kind)
+        if (kind, item["metadata"]["name"]) not in names_of and not _is_going(item)
     ]
     ended = [job for job in trainer_jobs(observed) if job.end is not None]
     return found + [ObjectRef.of(job.job) for job in ended[:-KEPT_TRAINERS] if not job.is_deleted]
@@ -45,6 +44,8 @@ def superfluous(observed: Observed, wanted: Iterable[Manifest]) -> list[ObjectRe
 
 def with_secret(observed: Observed, jobs: Collection[Manifest]) -> list[ObjectRef]:
     """The Jobs of rollouts, each with the Secret of its name."""
+    if not jobs:
+        return []
     names_of = {job["metadata"]["name"] for job in jobs}
     secrets = [item for item in observed.of_kind("Secret") if item["metadata"]["name"] in names_of]
     return [ObjectRef.of(item) for item in (*jobs, *secrets) if not _is_going(item)]

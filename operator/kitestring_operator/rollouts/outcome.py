@@ -7,7 +7,7 @@ does not. Of a doubt the infrastructure has the benefit: such an attempt is made
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -19,6 +19,7 @@ from kitestring_operator.pods import (
     CONFIG_REASONS,
     IMAGE_REASONS,
     condition_entry,
+    conditions_that_hold,
     is_live,
     parse_time,
 )
@@ -87,11 +88,12 @@ def outcome(job: Manifest, pods: Sequence[Manifest], now: datetime) -> LostRollo
 
 
 def _fault(job: Manifest, pods: Sequence[Manifest], now: datetime) -> _Fault | None:
-    pod = max(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), default=None)
-    if _holds(job, "Complete") or (pod is None and not _holds(job, "Failed")):
+    pod = _newest(pods)
+    held = conditions_that_hold(job)
+    if "Complete" in held or (pod is None and "Failed" not in held):
         return None
     # FailureTarget comes first, with the same reason: Failed follows when the pod has ended
-    failed = next((condition_entry(job, kind) for kind in ("Failed", "FailureTarget") if _holds(job, kind)), None) or {}
+    failed = held.get("Failed") or held.get("FailureTarget") or {}
     if pod is None:
         return _infrastructure(_gone(job, failed))
     phase, is_late = (pod.get("status") or {}).get("phase"), failed.get("reason") == "DeadlineExceeded"
@@ -103,6 +105,12 @@ def _fault(job: Manifest, pods: Sequence[Manifest], now: datetime) -> _Fault | N
         return _infrastructure(f"{_name(pod)} {_disruption(pod) or 'was deleted'} and has not ended since")
     # one that is being deleted drains: its worker may still say how the agent ended
     return None if "deletionTimestamp" in pod["metadata"] else _stuck(job, pod, now)
+
+
+def _newest(pods: Sequence[Manifest]) -> Manifest | None:
+    if len(pods) < 2:
+        return pods[0] if pods else None
+    return max(pods, key=lambda one: str(one["metadata"].get("creationTimestamp", "")))
 
 
 def _infrastructure(message: str) -> _Fault:
@@ -168,9 +176,9 @@ def _how(end: Mapping[str, Any]) -> str:
 
 def _disruption(pod: Manifest) -> str | None:
     """Kubernetes' own word that it ended the pod for a reason that is not the pod's."""
-    if not _holds(pod, "DisruptionTarget"):
+    found = conditions_that_hold(pod).get("DisruptionTarget")
+    if found is None:
         return None
-    found = condition_entry(pod, "DisruptionTarget") or {}
     reason = str(found.get("reason") or "")
     return f"{_DISRUPTIONS.get(reason, f'was disrupted ({reason})')}{_colon(_said(found.get('message')))}"
 
@@ -204,7 +212,7 @@ def _agent_began(pod: Manifest) -> datetime | None:
 
 
 def _stuck(job: Manifest, pod: Manifest, now: datetime) -> _Fault | None:
-    waiting = [*_waiting_containers(pod)]
+    waiting = _waiting_containers(pod)
     if not waiting and (pod.get("spec") or {}).get("nodeName"):
         return None
     for status, wait in waiting:
@@ -264,28 +272,20 @@ def _placed_at(pod: Manifest) -> datetime | None:
 # --- Reading ------------------------------------------------------------------------------------------------------
 
 
-def _holds(thing: Manifest, kind: str) -> bool:
-    entry = condition_entry(thing, kind)
-    return entry is not None and entry.get("status") == "True"
-
-
 def _name(pod: Manifest) -> str:
     node = (pod.get("spec") or {}).get("nodeName")
     return f"pod {pod['metadata']['name']}" + (f" on node {node}" if node else "")
 
 
-def _statuses(pod: Manifest) -> Iterator[Mapping[str, Any]]:
+def _statuses(pod: Manifest) -> Sequence[Mapping[str, Any]]:
     status = pod.get("status") or {}
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
+    return (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
 
 
-def _waiting_containers(pod: Manifest) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _waiting_containers(pod: Manifest) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """The status of each container that waits, and what it says of it."""
-    for status in _statuses(pod):
-        wait = (status.get("state") or {}).get("waiting")
-        if wait is not None:
-            yield status, wait
+    states = [(status, status.get("state")) for status in _statuses(pod)]
+    return [(status, state["waiting"]) for status, state in states if state and state.get("waiting") is not None]
 
 
 def _terminations(pod: Manifest) -> Iterable[tuple[str, Mapping[str, Any]]]:

@@ -16,7 +16,7 @@ from kitestring_api.v1alpha1.resources import Resources
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext, WantedRollout
 from kitestring_operator.parts.places import WORKER_FILE
-from kitestring_operator.pods import condition
+from kitestring_operator.pods import conditions_that_hold
 from kitestring_operator.rollouts.pod import WorkerFiles, rollout_pod
 from kitestring_operator.rollouts.worker_config import CREDENTIAL, LAST_WORD_SECONDS, worker_config
 
@@ -109,7 +109,7 @@ def attempt_seconds(job: Manifest) -> int:
 
 def has_ended(job: Manifest) -> bool:
     """Whether a Job is complete or failed; Kubernetes says so when no pod of it runs any more."""
-    return "True" in (condition(job, "Complete"), condition(job, "Failed"))
+    return not conditions_that_hold(job).keys().isdisjoint(("Complete", "Failed"))
 
 
 def rollout_of(job: Manifest) -> tuple[str, int]:
