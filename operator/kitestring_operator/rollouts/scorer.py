@@ -144,6 +144,8 @@ def _without_walls(spec: Manifest, field: str) -> Iterator[Refusal]:
             if not isinstance(one, dict):
                 yield from _object(one, where)
                 continue
+            if not isinstance(one.get("name"), str):
+                yield Refusal(f"{where}.name", f"{one.get('name')!r:.80}", "a name is needed", "write one")
             security = one.get("securityContext")
             yield from _object(security, f"{where}.securityContext")
             if isinstance(security, dict) and security.get("privileged"):

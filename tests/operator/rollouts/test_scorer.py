@@ -161,6 +161,7 @@ def test_the_installations_template_lies_below() -> None:
             {"initContainers": [{"name": "x", "securityContext": {"privileged": True}}]},
             "initContainers[0].securityContext.privileged",
         ),
+        ({"containers": [{"name": None}]}, "containers[1].name: found None; a name is needed; write one"),
         ({"initContainers": "x"}, "spec.initContainers: found 'x'"),
         ({"securityContext": "x"}, "spec.securityContext: found 'x'; an object is needed"),
     ],
