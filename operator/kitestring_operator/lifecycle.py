@@ -18,6 +18,7 @@ from kitestring_operator.pods import condition, is_live, parse_time, trouble
 from kitestring_operator.trainer_job import (
     ENDED,
     MOST_DISRUPTIONS,
+    OUTAGES,
     EndKind,
     Losses,
     TrainerEnd,
@@ -139,7 +140,8 @@ def _final(observed: Observed, seen: Course, prior: Phase | None) -> Course | No
             if end.kind is EndKind.DISRUPTED:
                 message += f"; {seen.losses.disruptions} such ends since the last new step: those over "
                 message += f"{MOST_DISRUPTIONS} count"
-            return replace(over, reason=names.REASON_TOO_MANY_RESTARTS, message=message)
+            reason = end.reason if end.reason in OUTAGES else names.REASON_TOO_MANY_RESTARTS
+            return replace(over, reason=reason, message=message)
     left = seconds_left(observed, prior)
     if left is not None and left <= 0 and spec is not None:
         message = f"the run took longer than activeDeadlineSeconds: {spec.active_deadline_seconds}"

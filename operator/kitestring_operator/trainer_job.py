@@ -43,6 +43,7 @@ FAILURES: Final = frozenset(
         names.REASON_INVALID_SPEC,
         names.REASON_NOT_SUPPORTED,
         names.REASON_REFERENCE_NOT_FOUND,
+        names.REASON_SCORER_UNREACHABLE,
         names.REASON_STORAGE_UNAVAILABLE,
         names.REASON_PROBABILITIES_DIVERGE,
         names.REASON_STEPS_SKIPPED,
@@ -51,6 +52,10 @@ FAILURES: Final = frozenset(
     }
 )
 """Reasons that a trainer may give for its failure; another word counts as REASON_ERROR."""
+
+OUTAGES: Final = frozenset({names.REASON_SCORER_UNREACHABLE, names.REASON_STORAGE_UNAVAILABLE})
+"""Those of them with which it asks to be started again: what it needs was away. A run whose restarts are used up by one
+ends with that reason."""
 
 
 class EndKind(StrEnum):
@@ -214,7 +219,7 @@ def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd
         if end.container in _OWN and end.exit_code == names.EXIT_STOPPED:
             message = f"pod {pod['metadata']['name']} was told to stop"
             return _of_container(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, pod, end)
-        return _of_container(EndKind.LOST, names.REASON_TRAINER_LOST, _described(pod, end), pod, end)
+        return _lost(pod, end)
     for pod in pods:
         status = pod.get("status") or {}
         if status.get("phase") == "Failed":
@@ -223,6 +228,14 @@ def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd
             return TrainerEnd(EndKind.LOST, names.REASON_TRAINER_LOST, message, failed_at, pod=name)
     # Nothing is left of it, so someone or something removed its pod: a trainer that ends by itself leaves one.
     return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, "its pod was removed", failed_at)
+
+
+def _lost(pod: Manifest, end: ContainerEnd) -> TrainerEnd:
+    """With what the trainer says was away, if it does."""
+    result = parse_result(end.message) if end.container in _OWN and end.exit_code == names.EXIT_FAILED else None
+    if result is not None and result.reason in OUTAGES:
+        return _of_container(EndKind.LOST, result.reason, result.message or _described(pod, end), pod, end)
+    return _of_container(EndKind.LOST, names.REASON_TRAINER_LOST, _described(pod, end), pod, end)
 
 
 def _first_by_itself(item: tuple[Manifest, ContainerEnd]) -> tuple[datetime, bool]:

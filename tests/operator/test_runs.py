@@ -284,6 +284,22 @@ async def test_restarts_are_counted_and_end(world: World, monkeypatch: pytest.Mo
     assert world.there("StatefulSet") == world.there("Deployment") == set()
 
 
+@pytest.mark.parametrize("reason", ["ScorerUnreachable", "StorageUnavailable"])
+async def test_what_used_the_restarts_up_is_told(world: World, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
+    await started(world, failurePolicy={"maxRestarts": 1})
+    said = json.dumps({"phase": "Failed", "reason": reason, "message": "it is away", "exit_code": 1})
+    world.cluster.end_job("calculator-trainer-1", code=1, message=said)
+    await world.settle()
+    assert world.status()["phase"] in ("Starting", "Restarting")
+    world.cluster.end_job("calculator-trainer-2", code=1, message=said)
+    await world.settle()
+    status = world.status()
+    assert (status["phase"], status["reason"], status["restarts"]) == ("Failed", reason, 2)
+    assert status["message"] == "the trainer was lost 2 times, failurePolicy.maxRestarts is 1; it is away"
+    assert condition(world, "Finished") == ("True", reason)
+
+
 async def test_a_trainer_that_is_taken_away_for_ever_ends_the_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,8 @@ REFUSED = {
 DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]}
 RESULT = json.dumps({"phase": "Failed", "reason": "InvalidTasks", "message": "no row", "step": 0, "exit_code": 3})
 
+AWAY = json.dumps({"phase": "Failed", "reason": "ScorerUnreachable", "message": "the scorer is away", "exit_code": 1})
+
 
 @pytest.mark.parametrize(
     ("pods", "kind", "reason", "message"),
@@ -77,6 +79,10 @@ RESULT = json.dumps({"phase": "Failed", "reason": "InvalidTasks", "message": "no
             "container fetch of pod r-trainer-1-0 ended with code 2",
         ),
         ([pod(137, reason="OOMKilled")], EndKind.LOST, "TrainerLost", "ended with code 137 (OOMKilled)"),
+        ([pod(1, message=AWAY)], EndKind.LOST, "ScorerUnreachable", "the scorer is away"),
+        ([pod(1, message=AWAY, container="proxy")], EndKind.LOST, "TrainerLost", "container proxy"),
+        ([pod(137, message=AWAY)], EndKind.LOST, "TrainerLost", "ended with code 137"),
+        ([pod(1, message=RESULT)], EndKind.LOST, "TrainerLost", "container trainer of pod r-trainer-1-0 ended"),
         ([pod(1)], EndKind.LOST, "TrainerLost", "container trainer of pod r-trainer-1-0 ended with code 1"),
         ([pod(137, **DISRUPTED)], EndKind.DISRUPTED, "TrainerLost", "pod r-trainer-1-0 was taken away: drained"),
         ([pod(143)], EndKind.DISRUPTED, "TrainerLost", "pod r-trainer-1-0 was told to stop"),
