@@ -13,7 +13,7 @@ import stat
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from kitestring_rollout.worker.main import WorkerMistake
 from tests.worker.conftest import PATH, WorkerHere, living, worker_config
 from tests.worker.executor_contract import Setup, marked, python
 from tests.worker.fake_queue import FakeQueue, make_lease
+from tests.worker.late_gateway import LateGateway
 from tests.worker.pod import AGENT_UID, Container, PodHere, in_pod, installed_launcher, shared_folder
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(600)")
@@ -490,31 +491,6 @@ async def test_scratch_that_cannot_be_made(pods: Pods, queue: FakeQueue) -> None
 # --- Its network ----------------------------------------------------------------------------------------------------
 
 ASK = python("import os, urllib.request\nurllib.request.urlopen(os.environ['KITESTRING_BASE_URL']).read()")
-
-
-class LateGateway:
-    """Cuts the first connections as a network does whose rules do not know the pod yet, then answers as a gateway."""
-
-    def __init__(self, cuts: int) -> None:
-        self._cuts = cuts
-        self.connections = 0
-        self.asked = asyncio.Event()
-        self.base_url = ""
-
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self.asked.set()
-        if self.connections > self._cuts:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            await writer.drain()
-        writer.close()
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[LateGateway]:
-        async with await asyncio.start_server(self.answer, "127.0.0.1", 0) as server:
-            self.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/r/token"
-            yield self
 
 
 async def test_the_first_agent_waits_for_the_way_to_its_gateway(pods: Pods, queue: FakeQueue) -> None:

@@ -17,7 +17,7 @@ from kitestring_rollout.launcher.launcher import UNKILLABLE_SECONDS, AgentEnd, A
 from kitestring_rollout.protocol.queue import EndKind, Finish, Lease
 from kitestring_rollout.worker.config import WorkerConfig
 from kitestring_rollout.worker.delivery import TaskUndeliverable, agent_start
-from kitestring_rollout.worker.gateway_check import ProvenGateways, cut_off
+from kitestring_rollout.worker.gateway_check import ProvenGateways
 from kitestring_rollout.worker.program import PythonProgram
 from kitestring_rollout.worker.queue_client import LeaseGone, QueueAway, QueueClient, QueueRefused
 from kitestring_rollout.worker.running_agent import (
@@ -206,7 +206,7 @@ class Attempt:
         went_well = finish.ended == "exited" and finish.exit_code == 0
         if went_well or self._gone or finish.ended not in ("exited", "signalled", "deadline"):
             return finish
-        why = await cut_off(self.lease.base_url)
+        why = await self._gateways.cut_off(self.lease.base_url)
         if why is None:
             return finish
         log.warning("attempt %s of %s: %s", *self._ids(), why)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
+from dataclasses import dataclass
 
 import aiohttp
 from yarl import URL
@@ -16,6 +18,9 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
 WAIT_SECONDS = 30.0
 """How long a new pod may be without its way to a gateway: a network plugin needs moments to learn of a pod."""
+
+LOOK_SECONDS = 2.0
+"""A gateway is looked up at most so often: rollouts begin far more often than gateways are replaced."""
 
 
 async def cut_off(base_url: str) -> str | None:
@@ -36,23 +41,59 @@ async def cut_off(base_url: str) -> str | None:
         return f"{url} cannot be reached from the agent's side: {type(error).__name__} {error}".strip()
 
 
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    addresses: frozenset[str]
+    """Where it answered."""
+    looked_at: float
+    """When its name still had these, by the monotonic clock."""
+
+
 class ProvenGateways:
-    """The gateways that answered once in the life of this process: the way to them is open."""
+    """The gateways to which the way is open: they answered once in the life of this process, where they still are."""
 
     def __init__(self) -> None:
-        self._proven: set[URL] = set()
+        self._proven: dict[URL, _Proof] = {}
 
     async def prove(self, base_url: str) -> str | None:
-        """Waits until the gateway of a base URL has answered; why it did not in WAIT_SECONDS."""
+        """Waits until the gateway of a base URL has answered; why it did not in WAIT_SECONDS.
+
+        One that has is looked up again after LOOK_SECONDS: under another address it is another pod, of which the
+        network has still to learn.
+        """
         origin = URL(base_url).origin()
+        proof = self._proven.get(origin)
+        if proof is not None and time.monotonic() - proof.looked_at < LOOK_SECONDS:
+            return None
         give_up, pause = time.monotonic() + WAIT_SECONDS, FIRST_PAUSE
-        while origin not in self._proven:
+        addresses = await _addresses(origin)
+        is_open = proof is not None and proof.addresses == addresses
+        while not is_open:
             why = await cut_off(base_url)
-            if why is None:
-                self._proven.add(origin)
-            elif time.monotonic() + pause > give_up:
+            if why is not None and time.monotonic() + pause > give_up:
+                self._proven.pop(origin, None)
                 return why
-            else:
+            if why is not None:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (spreads the workers)
                 pause = min(2 * pause, LONGEST_PAUSE)
+                addresses = await _addresses(origin)
+            is_open = why is None
+        self._proven[origin] = _Proof(addresses, time.monotonic())
         return None
+
+    async def cut_off(self, base_url: str) -> str | None:
+        """`cut_off`, after which the gateway is to be proven again if it is."""
+        why = await cut_off(base_url)
+        if why is not None:
+            self._proven.pop(URL(base_url).origin(), None)
+        return why
+
+
+async def _addresses(origin: URL) -> frozenset[str]:
+    """Of the host of a URL; none where it has none, or nobody says so: then the connection says why."""
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    except OSError:  # a TimeoutError is one
+        return frozenset()
+    return frozenset(str(address[0]) for *_, address in found)
