@@ -52,7 +52,7 @@ class ApiServer:
     """Serves a store. Belongs to one event loop."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self._told: defaultdict[str, list[_Told]] = defaultdict(list)
         """Every event by kind: whoever lost its watch goes on where it was."""
         self._watched: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
@@ -100,21 +100,21 @@ class ApiServer:
             return self._patched(target, request.content_type, orjson.loads(raw))
         match method:
             case "GET":
-                return self._store.get(target.ref)
+                return self.store.get(target.ref)
             case "DELETE":
-                return self._store.delete(target.ref)
+                return self.store.delete(target.ref)
             case "POST":
-                return self._store.create(orjson.loads(raw))
+                return self.store.create(orjson.loads(raw))
             case "PUT":
-                return self._store.update(orjson.loads(raw))
+                return self.store.update(orjson.loads(raw))
         raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} {request.path}")
 
     def _patched(self, target: _Target, content_type: str, body: Manifest) -> Manifest | None:
         if "apply" not in content_type:
-            return self._store.patch(target.ref, body)
+            return self.store.patch(target.ref, body)
         if target.part == "status":
-            return self._store.patch_status(target.ref, body["metadata"]["uid"], body["status"])
-        return self._store.apply(body)
+            return self.store.patch_status(target.ref, body["metadata"]["uid"], body["status"])
+        return self.store.apply(body)
 
     async def _collection(self, request: web.Request, target: _Target) -> web.StreamResponse:
         selector = _selector(request.query.get("labelSelector", ""))
@@ -127,14 +127,14 @@ class ApiServer:
             if items is None:
                 return _error(HTTPStatus.GONE, "the continue token has expired")
         else:
-            items = [item for item in self._store.of_kind(target.kind.kind) if _matches(item, target, selector)]
+            items = [item for item in self.store.of_kind(target.kind.kind) if _matches(item, target, selector)]
         page, rest = items[:limit], items[limit:] if limit else []
         token = ""
         if rest:
             token = str(next(self._tokens))
             self._pages[token] = rest
         bare = [{key: value for key, value in item.items() if key not in ("apiVersion", "kind")} for item in page]
-        metadata = {"resourceVersion": str(self._store.version), "continue": token}
+        metadata = {"resourceVersion": str(self.store.version), "continue": token}
         kind = {"apiVersion": target.kind.api_version, "kind": f"{target.kind.kind}List"}
         return _json(kind | {"metadata": metadata, "items": bare})
 
@@ -151,7 +151,7 @@ class ApiServer:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         kind = target.kind.kind
-        since = int(request.query.get("resourceVersion") or self._store.version)
+        since = int(request.query.get("resourceVersion") or self.store.version)
         with self._listening(kind) as news, contextlib.suppress(ConnectionError):
             told = self._told[kind]
             position = next((at for at, entry in enumerate(told) if entry.version > since), len(told))
@@ -177,7 +177,7 @@ class ApiServer:
             self._watched[kind].discard(news)
 
     def _bookmark(self, kind: Kind) -> bytes:
-        metadata = {"resourceVersion": str(self._store.version)}
+        metadata = {"resourceVersion": str(self.store.version)}
         item = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
         return orjson.dumps({"type": "BOOKMARK", "object": item}) + b"\n"
 

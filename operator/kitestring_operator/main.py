@@ -83,8 +83,7 @@ class _Operator:
 
     async def run(self, host: str, port: int) -> int:
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        _stop_on_signals(stop)
         probes = Probes(self._metrics, alive=self._problem, ready=self._unready)
         bound = await probes.start(host, port)
         self._stack.push_async_callback(probes.stop)
@@ -146,28 +145,34 @@ class _Operator:
         *,
         has_kueue: bool,
     ) -> int:
-        """Run them and kopf side by side until one ends. kopf starts last: it takes the signals over."""
+        """Run them and kopf side by side until one ends."""
         tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
         tasks.add(asyncio.create_task(stop.wait()))
-        await asyncio.sleep(0)  # kopf leaves alone what was there before it
+        await asyncio.sleep(0)
+        ours = asyncio.all_tasks()
         namespaces = self._settings.namespaces
-        watches = asyncio.create_task(
-            kopf.operator(
-                registry=handlers.registry(controller.observe, has_kueue=has_kueue),
-                settings=handlers.settings(),
-                # else it asks for the name of this process's user, which has none in a container
-                identity=_own_name(),  # type: ignore[arg-type]
-                standalone=True,
-                clusterwide=not namespaces,
-                namespaces=namespaces,
-                stop_flag=stop,
-            )
+        watching = await kopf.spawn_tasks(
+            registry=handlers.registry(controller.observe, has_kueue=has_kueue),
+            settings=handlers.settings(),
+            # else it asks for the name of this process's user, which has none in a container
+            identity=_own_name(),  # type: ignore[arg-type]
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            stop_flag=stop,
         )
+        # kopf has taken the signals over, and would end before what is ours
+        _stop_on_signals(stop)
+        watches = asyncio.create_task(kopf.run_tasks(watching, ignored=ours))
         done, _ = await asyncio.wait({*tasks, watches}, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, watches, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._leader is not None:
+            # Nothing writes any more. kopf takes five seconds to end, for which the next process need not wait.
+            await self._leader.release()
+        await asyncio.gather(watches, return_exceptions=True)
         return outcome(done)
 
     # --- Probes ---------------------------------------------------------------------------------------------------
@@ -190,6 +195,11 @@ class _Operator:
                 return "the API server does not answer"
             return None
         return None if self._controller.is_synced else "the first list of all objects is not there yet"
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 def outcome(done: set[asyncio.Task[Any]]) -> int:

@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
 from hypothesis import HealthCheck, settings
+
+from bench.operator.api_server import ApiServer, served
+from bench.operator.store import Store
 
 settings.register_profile("operator", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("operator")
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
+    """An API server in memory; `tmp_path / "kubeconfig"` leads to it."""
+    found = ApiServer(Store())
+    app = web.Application()
+    app.add_routes(found.routes())
+    async with served(app) as url:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": url}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "here"}}],
+            "users": [{"name": "here", "user": {}}],
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        yield found
+        found.stop()
