@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.harness.api import Object, is_true
-from e2e.harness.kinds import POD
+from e2e.harness.kinds import LEASE, POD
 from e2e.harness.kubectl import Kubectl
 from e2e.harness.release import Release
 from kitestring_api import names
@@ -41,6 +41,11 @@ class Operators:
         """Name of the pod that acts."""
         pages = self._pages().items()
         return next((pod for pod, text in pages if total(text, "kitestring_operator_is_leader", {}) == 1), None)
+
+    def lease_holder(self) -> str:
+        """Name of the pod that has the Lease, whether it is ready or not; empty when nobody has it."""
+        lease = self._release.api.get(LEASE, self._release.namespace, self._release.namespace)
+        return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
 
     def page(self, pod: str) -> str:
         """All metrics of a process."""
