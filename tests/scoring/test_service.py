@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,6 +245,92 @@ async def test_no_more_are_asked_for_at_once_than_the_pool_says() -> None:
     assert most == 3
 
 
+def service_of(url: str, **fields: Any) -> ScorerService:
+    scorer = by_scorer(**fields).scorer
+    assert scorer is not None
+    return ScorerService(url, scorer)
+
+
+async def all_scored(service: ScorerService, count: int) -> list[Score]:
+    """Of so many attempts at once, each with an output of its own."""
+    given = [replace(GIVEN, output=str(number)) for number in range(count)]
+    return await asyncio.gather(*(score(by_scorer(), one, service=service) for one in given))
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+async def test_in_an_outage_each_asks_once(status: int) -> None:
+    asked: Counter[str] = Counter()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked[(await request.json())["output"]] += 1
+        return web.Response(status=status, text="no model")
+
+    async with served(handler) as url:
+        given = await all_scored(service_of(url, timeoutSeconds=1, concurrency=2), 40)
+    assert {one.problem for one in given} == {"away"}
+    assert all(asked[str(number)] == 1 for number in range(2, 40)), "they need not wait out what the first waited out"
+    assert re.search(rf"has scored nothing for \d+ s: it answered {status}: 'no model'$", str(given[-1].reason))
+    by_zero = by_scorer().model_copy(update={"missing": "zero"})
+    assert resolve_reward(by_zero, CLASS_SUCCEEDED, given[-1], exit_code=0) == given[-1], "an outage is never a 0"
+
+
+async def test_an_outage_of_the_connection_is_waited_out_once() -> None:
+    begun = time.monotonic()
+    given = await all_scored(service_of("http://127.0.0.1:9", timeoutSeconds=1, concurrency=2), 40)
+    assert {one.problem for one in given} == {"away"}
+    assert time.monotonic() - begun < 10, "and not twenty times"
+
+
+async def test_a_scorer_that_accepts_and_says_nothing_is_waited_for_twice() -> None:
+    connections = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        given = await all_scored(service_of(url, timeoutSeconds=1, concurrency=2), 20)
+    assert {one.problem for one in given} == {"away"}
+    assert connections == 4, "once before it counts as an outage, and once by those who come in it"
+    assert re.search(r"has scored nothing for \d+ s: no answer$", str(given[-1].reason))
+
+
+async def test_the_first_answer_ends_an_outage() -> None:
+    answers = [200, 503, 200]
+    tries = 0
+
+    async def handler(_: web.Request) -> web.StreamResponse:
+        nonlocal tries
+        tries += 1
+        return web.Response(status=answers.pop(0) if is_back else 503, text="1")
+
+    is_back = False
+    async with served(handler) as url:
+        service = service_of(url, timeoutSeconds=1)
+        assert (await score(by_scorer(), GIVEN, service=service)).problem == "away"
+        before = tries
+        assert (await score(by_scorer(), GIVEN, service=service)).problem == "away"
+        assert tries == before + 1
+        is_back = True
+        for _ in range(2):
+            assert await score(by_scorer(), GIVEN, service=service) == Score(1.0)
+    assert answers == [], "what fails after it is tried again"
+
+
+async def test_a_refusal_is_an_answer() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        is_odd = (await request.json())["output"] == "1"
+        return web.Response(status=503 if is_odd else 422, text="no")
+
+    async with served(handler) as url:
+        given = await all_scored(service_of(url, timeoutSeconds=1, concurrency=2), 4)
+    assert [one.problem for one in given] == ["refused", "away", "refused", "refused"]
+    assert "gave no score within 1 s" in str(given[1].reason)
+
+
 async def test_a_question_is_written_when_it_has_its_turn() -> None:
     """Of a thousand that wait there are no thousand copies."""
     first, release = asyncio.Event(), asyncio.Event()
@@ -253,9 +343,7 @@ async def test_a_question_is_written_when_it_has_its_turn() -> None:
         return web.Response(text="1")
 
     async with served(handler) as url:
-        scorer = by_scorer(concurrency=1).scorer
-        assert scorer is not None
-        service = ScorerService(url, scorer)
+        service = service_of(url, concurrency=1)
         asking = asyncio.create_task(service.reward({"output": "one"}))
         await first.wait()
         question = {"output": "two"}
@@ -263,7 +351,7 @@ async def test_a_question_is_written_when_it_has_its_turn() -> None:
         await asyncio.sleep(0)
         question["output"] = "three"
         release.set()
-        assert await asyncio.gather(asking, waiting) == [1, 1]
+        assert list(await asyncio.gather(asking, waiting)) == [1, 1]
     assert outputs == ["one", "three"]
 
 

@@ -13,6 +13,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from kitestring_api.v1alpha1.reward import ContainerScorer
+from kitestring_rollout.scoring.outage import Outage
 from kitestring_rollout.scoring.value import ScoreError, ScorerAwayError, shown
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 ANSWER_BYTES = 65536
 CONNECT_SECONDS = 5.0
 """For one try: a packet to a pod that is gone gets no answer."""
+OUTAGE_CONNECT_SECONDS = 2.0
+"""The same for the one try that there is in an outage: many take turns at it. Time for one lost packet."""
 LONGEST_PAUSE = 5.0
 ERROR_CHARACTERS = 200
 """Of what is wrong with a connection or an answer, in a reason."""
@@ -29,6 +32,9 @@ _REDIRECTS = range(300, 400)
 _REFUSALS = range(400, 500)
 _LATER = (408, 425, 429)
 """Answers below 500 that say: not now."""
+
+_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+_LIMIT_IN_OUTAGE = aiohttp.ClientTimeout(total=None, connect=OUTAGE_CONNECT_SECONDS)
 
 
 class _TryAgainError(Exception):
@@ -47,17 +53,23 @@ class ScorerService:
         self.url = f"{url.rstrip('/')}{scorer.path}"
         self._seconds = float(scorer.timeout_seconds)
         self._turns = asyncio.Semaphore(scorer.concurrency)
+        self._outage = Outage(self._seconds)
 
     async def reward(self, question: Mapping[str, Any]) -> Any:
         """What stands where the reward should in the answer to `question`, of whatever type.
 
         An answer 4xx, or one that cannot be read, is the scorer's word that there is none: ScoreError. 5xx, 408, 425,
-        429 and what does not come through are tried again until `timeoutSeconds`, then ScorerAwayError.
+        429 and what does not come through are tried again until `timeoutSeconds`, then ScorerAwayError. When nobody has
+        had an answer for that long, each asks once.
         """
-        problem = "no answer"
+        came = _now()
         async with self._turns:
+            if self._outage.was_waited_out(came, _now()):
+                raise self._away()
             # not before: all that wait would be there a second time
             asked = json.dumps(question).encode()
+            began = _now()
+            problem = "no answer"
             try:
                 async with asyncio.timeout(self._seconds), _session() as session:
                     async for attempt in AsyncRetrying(
@@ -69,8 +81,13 @@ class ScorerService:
                                 return await self._ask(session, asked)
                             except _TryAgainError as error:
                                 problem = str(error)
+                                self._outage.unanswered(began, problem)
+                                if self._outage.lasts(_now()) is not None:
+                                    raise self._away() from error
                                 raise
             except TimeoutError:
+                self._outage.unanswered(began, problem)
+                self._outage.waited_out(began)
                 message = f"the scorer {self.url} gave no score within {self._seconds:g} s: {problem}"
                 raise ScorerAwayError(message) from None
         raise AssertionError("it is tried until the time is up")
@@ -95,26 +112,33 @@ class ScorerService:
 
     async def _ask(self, session: aiohttp.ClientSession, asked: bytes) -> Any:
         """One try."""
+        limit = _LIMIT if self._outage.lasts(_now()) is None else _LIMIT_IN_OUTAGE
         try:
-            async with session.post(self.url, data=asked, allow_redirects=False) as response:
+            async with session.post(self.url, data=asked, allow_redirects=False, timeout=limit) as response:
                 status, body = response.status, await _limited(response.content)
         except (aiohttp.ClientError, OSError) as error:  # a time limit of aiohttp's is an OSError as well
             # it quotes what came, however long that is
             words = " ".join(str(error)[:ERROR_CHARACTERS].split())
             raise _TryAgainError(words or type(error).__name__) from error
+        words = shown((body or b"").decode("utf-8", "replace").strip())
+        if body is not None and (status in _LATER or status >= _REFUSALS.stop):
+            raise _TryAgainError(f"it answered {status}: {words}")
+        self._outage.answered(_now())
         if body is None:
             raise ScoreError(f"the scorer {self.url} answered more than {ANSWER_BYTES} bytes")
         said = f"the scorer {self.url} answered {status}"
         if status == _OK:
             return read_answer(body, said)
-        words = shown(body.decode("utf-8", "replace").strip())
         if status in _REDIRECTS:
             raise ScoreError(f"{said}, a redirect, which is not followed")
-        if status in _REFUSALS and status not in _LATER:
+        if status in _REFUSALS:
             raise ScoreError(f"{said}: {words}")
-        if status < _REFUSALS.start:
-            raise ScoreError(f"{said}; a score is said with 200")
-        raise _TryAgainError(f"it answered {status}: {words}")
+        raise ScoreError(f"{said}; a score is said with 200")
+
+    def _away(self) -> ScorerAwayError:
+        """For those whom the outage spares the wait."""
+        seconds = self._outage.lasts(_now()) or 0.0
+        return ScorerAwayError(f"the scorer {self.url} has scored nothing for {seconds:.0f} s: {self._outage.problem}")
 
 
 def read_answer(body: bytes, said: str) -> Any:
@@ -133,11 +157,14 @@ def read_answer(body: bytes, said: str) -> Any:
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(force_close=True),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         # as it comes: what is packed has no bound
         auto_decompress=False,
         headers={"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"},
     )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _limited(content: aiohttp.StreamReader) -> bytes | None:
