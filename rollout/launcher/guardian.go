@@ -51,7 +51,7 @@ type guardian struct {
 // guard is the life of a guardian: it runs one agent and says how it ended when nothing is left of it.
 func guard() int {
 	g := guardian{begun: time.Now(), children: make(chan os.Signal, 1), due: map[string]time.Time{}}
-	signal.Notify(make(chan os.Signal, 1)) // it ends with the worker and not before its agent
+	standFirm() // it ends with the worker and not before its agent
 	signal.Notify(g.children, syscall.SIGCHLD)
 	for _, err := range []error{seal(), adopt(), inheritNothing(), syscall.SetNonblock(channelFD, true)} {
 		if err != nil {

@@ -42,7 +42,7 @@ func launch(path string) int {
 		guardians: map[int]bool{},
 	}
 	// No signal that an agent sends ends it: agents have the same user.
-	signal.Notify(make(chan os.Signal, 1))
+	standFirm()
 	signal.Notify(l.children, syscall.SIGCHLD)
 	signal.Notify(l.terminate, syscall.SIGTERM)
 	for _, err := range []error{seal(), adopt(), inheritNothing()} {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/signal"
 	"strconv"
 	"syscall"
 	"time"
@@ -40,6 +41,23 @@ func monotonic() (float64, error) {
 		return 0, errno
 	}
 	return float64(now.Sec) + float64(now.Nsec)/1e9, nil
+}
+
+// standFirm leaves no signal that ends this process, but those that no process can refuse.
+//
+// The runtime has no handler for some that thread libraries use (32, 34). A first process of a container is not ended by
+// a default action, unless its first thread holds signals back just then, as it does while it forks: Linux then looks at
+// the other threads, and ends all of them.
+func standFirm() {
+	signal.Notify(make(chan os.Signal, 1))
+	ignore := [32]byte{1} // struct sigaction of the kernel: the handler is SIG_IGN
+	for number := uintptr(1); number <= signals; number++ {
+		var now [32]byte
+		syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, number, 0, uintptr(unsafe.Pointer(&now)), 8, 0, 0)
+		if [8]byte(now[:8]) == ([8]byte{}) {
+			syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, number, uintptr(unsafe.Pointer(&ignore)), 0, 8, 0, 0)
+		}
+	}
 }
 
 // defaultSignals lets every signal do what it does in a new process, ignored ones included.

@@ -452,7 +452,8 @@ class Guardian:
         if os.getppid() != parent:
             os._exit(127)
         signal.set_wakeup_fd(-1)
-        for number in (*HELD_BACK, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        # SIGRTMIN is ignored by the static launcher, which may have started this one
+        for number in (*HELD_BACK, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGRTMIN):
             signal.signal(number, signal.SIG_DFL)
         if self.program is not None:  # what the interpreter does at its start
             signal.signal(signal.SIGINT, signal.default_int_handler)
