@@ -19,6 +19,7 @@ from e2e.node.progress import say, step
 
 SOCKET: Final = layout.RUN / "docker.sock"
 PID_FILE: Final = layout.RUN / "dockerd.pid"
+EXEC_ROOT: Final = layout.RUN / "engine"
 _CAP_SYS_RESOURCE: Final = 24
 
 
@@ -82,7 +83,7 @@ def start() -> None:
     layout.RUN.mkdir(parents=True, exist_ok=True)
     options: list[str | Path] = [
         *("--data-root", layout.ENGINE_DATA),
-        *("--exec-root", layout.RUN / "engine"),
+        *("--exec-root", EXEC_ROOT),
         *("--pidfile", PID_FILE),
         *("--host", f"unix://{SOCKET}"),
     ]
@@ -124,6 +125,8 @@ def stop() -> None:
         PID_FILE.unlink(missing_ok=True)
         SOCKET.unlink(missing_ok=True)
         succeeds(["ip", "link", "delete", "docker0"])
+        for mounted in EXEC_ROOT.glob("netns/*"):  # else nobody can delete the cache
+            succeeds(["umount", str(mounted)])
 
 
 def _install() -> None:
