@@ -97,6 +97,11 @@ class _Operator:
 
     async def _act(self, stop: asyncio.Event) -> int:
         """With the lease."""
+        keeping: list[asyncio.Task[None]] = []
+        if self._leader is not None:
+            # At once: the first list of a large cluster takes longer than the lease lasts.
+            keeping.append(asyncio.create_task(self._leader.keep()))
+            self._stack.push_async_callback(_ended, keeping[0])
         cluster = self._plain if self._leader is None else self._plain.fenced(self._leader.may_act)
         for kind in RESOURCES:
             if not await cluster.serves(kind):
@@ -123,8 +128,8 @@ class _Operator:
         controller = self._controller = Controller(
             self._settings, cluster, cache, effects, metrics=self._metrics, has_kueue=has_kueue
         )
-        if not await _until(controller.resync(), stop):
-            return EXIT_OK
+        if not await _until(controller.resync(), stop, *keeping):
+            return outcome({task for task in keeping if task.done()})
         poller = Poller(
             trainers,
             cache,
@@ -132,21 +137,19 @@ class _Operator:
             changed=controller.trainer_said,
             seconds=self._settings.poll_seconds,
         )
-        tasks: list[Coroutine[Any, Any, Any]] = [controller.work(), controller.keep_in_sync(), poller.run()]
-        if self._leader is not None:
-            tasks.append(self._leader.keep())
+        working = [controller.work(), controller.keep_in_sync(), poller.run()]
+        tasks = {*keeping, *(asyncio.create_task(one) for one in working)}
         return await self._all(tasks, controller, stop, has_kueue=has_kueue)
 
     async def _all(
         self,
-        coroutines: list[Coroutine[Any, Any, Any]],
+        tasks: set[asyncio.Task[Any]],
         controller: Controller,
         stop: asyncio.Event,
         *,
         has_kueue: bool,
     ) -> int:
         """Run them and kopf side by side until one ends."""
-        tasks = {asyncio.create_task(coroutine) for coroutine in coroutines}
         tasks.add(asyncio.create_task(stop.wait()))
         await asyncio.sleep(0)
         ours = asyncio.all_tasks()
@@ -225,17 +228,22 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Whether `work` ended before it was to stop."""
+async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Event, *meanwhile: asyncio.Task[None]) -> bool:
+    """Whether `work` ended before it was to stop, and before any of `meanwhile`."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({task, stopped, *meanwhile}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if task.done():
         task.result()
         return True
+    await _ended(task)
+    return False
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    return False
 
 
 def _own_name() -> str:

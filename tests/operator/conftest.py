@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from hypothesis import HealthCheck, settings
 
 from bench.operator.api_server import ApiServer, served
@@ -18,10 +20,23 @@ settings.load_profile("operator")
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
+def delays() -> dict[str, float]:
+    """Seconds by which lists of a path are late."""
+    return {}
+
+
+@pytest.fixture
+async def server(tmp_path: Path, delays: dict[str, float]) -> AsyncIterator[ApiServer]:
     """An API server in memory; `tmp_path / "kubeconfig"` leads to it."""
     found = ApiServer(Store())
-    app = web.Application()
+
+    @web.middleware
+    async def late(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if "watch" not in request.query:
+            await asyncio.sleep(delays.get(request.path, 0.0))
+        return await handler(request)
+
+    app = web.Application(middlewares=[late])
     app.add_routes(found.routes())
     async with served(app) as url:
         config = {

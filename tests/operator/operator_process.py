@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.operator.api_server import ApiServer
 from tests.operator.documents import SETTINGS
 
+LEASE_SECONDS = 3
 RUN = (
     "import logging, sys\nfrom pathlib import Path\nfrom kitestring_operator import main\n"
     "logging.basicConfig(format='%(message)s')\nsys.exit(main.run(Path(sys.argv[1]), '127.0.0.1', 0))"
@@ -23,14 +24,15 @@ async def operator(
     folder: Path, resync_seconds: float, *, elected: bool = False
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """One of several (`elected`) or alone."""
-    election = SETTINGS.leader_election.model_copy(update={"enabled": elected, "namespace": "system"})
+    changes = {"enabled": elected, "namespace": "system", "lease_seconds": LEASE_SECONDS, "renew_seconds": 1.0}
+    election = SETTINGS.leader_election.model_copy(update=changes)
     settings = SETTINGS.model_copy(update={"leader_election": election, "resync_seconds": resync_seconds})
     (folder / "settings.json").write_text(settings.model_dump_json(by_alias=True, exclude_none=True))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", RUN, str(folder / "settings.json")),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"KUBECONFIG": str(folder / "kubeconfig")},
+        env=os.environ | {"KUBECONFIG": str(folder / "kubeconfig"), "POD_NAME": folder.name},
     )
     try:
         yield process
