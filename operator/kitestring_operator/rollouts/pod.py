@@ -119,8 +119,9 @@ def rollout_pod(
     return {"metadata": metadata | {"labels": metadata.get("labels", {}) | labels}, "spec": spec}
 
 
-def _ours(context: RunContext, files: WorkerFiles) -> Manifest:
-    spec: dict[str, Any] = {
+def strangers_pod() -> dict[str, Any]:
+    """What the spec of a pod begins with that runs what a user has written."""
+    return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -128,6 +129,12 @@ def _ours(context: RunContext, files: WorkerFiles) -> Manifest:
             "runAsGroup": AGENT_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+    }
+
+
+def _ours(context: RunContext, files: WorkerFiles) -> Manifest:
+    spec: dict[str, Any] = {
+        **strangers_pod(),
         "initContainers": [_launcher(context), _worker(context)],
         "containers": [],
         "volumes": [

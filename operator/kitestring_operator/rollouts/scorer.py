@@ -18,7 +18,13 @@ from kitestring_operator.overlay import WALLS, OverlayRefusedError, Refusal, Wal
 from kitestring_operator.parts import pod
 from kitestring_operator.parts.disruption import REPLICATED, budget
 from kitestring_operator.rollouts.network import scorer_policy
-from kitestring_operator.rollouts.pod import AGENT_REQUESTS, AGENT_USER, SCRATCH_SIZE, TEMPORARY_SIZE, walled
+from kitestring_operator.rollouts.pod import (
+    AGENT_REQUESTS,
+    SCRATCH_SIZE,
+    TEMPORARY_SIZE,
+    strangers_pod,
+    walled,
+)
 
 COMPONENT: Final = names.COMPONENT_SCORER
 CONTAINER: Final = "scorer"
@@ -79,13 +85,7 @@ def _deployment(context: RunContext, name: str, scorer: ContainerScorer) -> Mani
 
 def _template(context: RunContext, scorer: ContainerScorer, further: dict[str, str]) -> Manifest:
     spec: dict[str, Any] = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsUser": AGENT_USER,
-            "runAsGroup": AGENT_USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        **strangers_pod(),
         "topologySpreadConstraints": pod.spread(context, COMPONENT),
         "containers": [_container(context, scorer)],
         "volumes": [pod.scratch_volume("tmp", TEMPORARY_SIZE), pod.scratch_volume("home", SCRATCH_SIZE)],
