@@ -176,7 +176,7 @@ class _Operator:
             # Nothing writes any more. kopf takes five seconds to end, for which the next process need not wait.
             await self._leader.release()
         await asyncio.gather(watches, return_exceptions=True)
-        return outcome(done)
+        return outcome({*done, watches})
 
     # --- Probes ---------------------------------------------------------------------------------------------------
 
