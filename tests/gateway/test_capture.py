@@ -101,6 +101,23 @@ def test_a_stream_gives_what_the_whole_reply_gives(chat: bool, n: int) -> None:
         assert (left.versions, left.finish_reason, left.text) == (right.versions, right.finish_reason, right.text)
 
 
+@pytest.mark.parametrize("nothing", [{"content": [], "token_logprobs": []}, {"content": None}, {}, None])
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_last_chunk_without_a_token_adds_nothing(chat: bool, nothing: dict[str, Any] | None) -> None:
+    """A server whose last token was out before it was known to be the last says so in such a chunk."""
+    capture = Capture("chat" if chat else "completions")
+    *tokens, last = chunks({**FLAGS, "logprobs": True if chat else 0}, Plan(), chat)
+    end = last["choices"][0]
+    text = {"delta": {"content": "!"}} if chat else {"text": "!"}
+    begun = {**last, "choices": [{**end, "finish_reason": None, "weight_versions": None}]}
+    over = {**last, "choices": [{**end, **text, "logprobs": nothing, "token_ids": []}]}
+    for chunk in (*tokens, begun, over):
+        capture.chunk(chunk)
+    record = capture.result(trained=True, version=None).choices[0]
+    assert record.token_ids.tolist() == [11, 12, 13, 2] and len(record.logprobs) == 4
+    assert record.finish_reason == end["finish_reason"] and record.versions
+
+
 def test_tool_calls_are_put_together_from_their_pieces() -> None:
     capture = Capture("chat")
     deltas: list[dict[str, Any]] = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ MISSING_LOGPROB: Final = -9999.0
 
 _INT32: Final = np.dtype(np.int32)
 _FLOAT32: Final = np.dtype(np.float32)
-NO_NUMBERS: Final = (None,)
+_UNREADABLE: Final = (None,)
 """In place of a list that is none: what it is part of has no ids or logprobs then."""
 
 
@@ -118,18 +119,14 @@ class Capture:
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice(index)
-        ids = raw.get("token_ids")
-        if ids:
-            choice.ids.extend(ids if isinstance(ids, list) else NO_NUMBERS)
+        choice.ids.extend(_numbers(raw.get("token_ids")))
         logprobs = raw.get("logprobs")
         if isinstance(logprobs, dict):
             if self._api == "chat":
-                content = logprobs.get("content") or ()
-                for item in content if isinstance(content, list) else NO_NUMBERS:
+                for item in _numbers(logprobs.get("content")):
                     choice.logprobs.append(item.get("logprob") if isinstance(item, dict) else None)
             else:
-                values = logprobs.get("token_logprobs") or ()
-                choice.logprobs.extend(values if isinstance(values, list) else NO_NUMBERS)
+                choice.logprobs.extend(_numbers(logprobs.get("token_logprobs")))
         versions = raw.get("weight_versions")
         if versions:
             choice.versions = versions
@@ -244,6 +241,13 @@ def _message(choice: _Choice) -> Json:
     if not message.get("content"):
         message["content"] = None
     return message
+
+
+def _numbers(values: Any) -> Sequence[Any]:
+    """What a chunk adds to ids or logprobs: nothing where it has none, as a stream's last chunk may."""
+    if values is None:
+        return ()
+    return values if isinstance(values, list) else _UNREADABLE
 
 
 def _ids(values: Any) -> TokenIds:
