@@ -9,6 +9,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -31,14 +32,20 @@ class Figure:
         return (least is None or self.value >= least) and (greatest is None or self.value <= greatest)
 
 
-def load_ranges(folder: Path) -> dict[str, tuple[float | None, float | None]]:
-    """`ranges.yaml` of a benchmark: name → {min: …, max: …}."""
+def load_ranges(folder: Path, pace: float = 1.0) -> dict[str, tuple[float | None, float | None]]:
+    """`ranges.yaml` of a benchmark: name → {min: …, max: …, paced: …}; what is paced is stretched by `pace`
+    (`bench.pace`): a least rate divided by it, a greatest time multiplied."""
     raw = yaml.safe_load((folder / "ranges.yaml").read_text())
-    return {name: (entry.get("min"), entry.get("max")) for name, entry in raw.items()}
+    return {name: _range(entry, pace if entry.get("paced") else 1.0) for name, entry in raw.items()}
 
 
-def machine(packages: Sequence[str] = ()) -> dict[str, str]:
-    """What the figures were measured on."""
+def _range(entry: Mapping[str, Any], pace: float) -> tuple[float | None, float | None]:
+    least, greatest = entry.get("min"), entry.get("max")
+    return (least and least / pace, greatest and greatest * pace)
+
+
+def machine(packages: Sequence[str] = (), pace: float | None = None) -> dict[str, str]:
+    """What the figures were measured on; with its `bench.pace`, where bounds were stretched by it."""
     versions = {package: importlib.metadata.version(package) for package in packages}
     cores = len(os.sched_getaffinity(0))
     return {
@@ -46,6 +53,7 @@ def machine(packages: Sequence[str] = ()) -> dict[str, str]:
         "cores": str(cores),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "load": f"{os.getloadavg()[0]:.1f}",
+        **({"pace": f"{pace:.2f}"} if pace is not None else {}),
         "python": platform.python_version(),
         **versions,
     }

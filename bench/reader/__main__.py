@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 from uuid_utils import uuid7
 
+from bench.pace import pace
 from bench.report import Figure, load_ranges, machine, report
 from kitestring_rollout.storage import DirectoryStore
 from kitestring_rollout.traces.attempts import ProvenAttempt
@@ -141,13 +142,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.reader", description=__doc__)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args(argv)
-    described = machine(["protobuf", "opentelemetry-proto"])
     with tempfile.TemporaryDirectory() as folder:
         store = DirectoryStore(Path(folder) / "store")
         objects, size = _write(store)
         first, grown = _read(store)
         seconds = min(first, _read(store)[0])
-    ranges = load_ranges(Path(__file__).parent)
+    found = pace()
+    described = machine(["protobuf", "opentelemetry-proto"], found)
+    ranges = load_ranges(Path(__file__).parent, found)
     values = (
         ("calls listed and proven complete per core-second", ATTEMPTS * CALLS / seconds, "1/s"),
         ("memory grown while reading, attempts let go", grown, "MiB"),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.pace import pace
 from bench.report import Figure, load_ranges, machine, report
 from bench.worker.queue import BenchQueue
 from kitestring_rollout.worker.config import WorkerConfig
@@ -144,12 +145,13 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.worker", description=__doc__)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args(argv)
-    ranges = load_ranges(Path(__file__).parent)
     with tempfile.TemporaryDirectory() as folder:
         measured = asyncio.run(measure(Path(folder)))
+    found = pace()
+    ranges = load_ranges(Path(__file__).parent, found)
     figures = [Figure(name, value, unit, ranges[name]) for name, (value, unit) in measured.items()]
     method = " ".join((__doc__ or "").split())
-    return report("worker", method, figures, machine(["aiohttp", "openai"]), options.output)
+    return report("worker", method, figures, machine(["aiohttp", "openai"], found), options.output)
 
 
 if __name__ == "__main__":
