@@ -56,7 +56,8 @@ class ApiServer:
         self._told: defaultdict[str, list[_Told]] = defaultdict(list)
         """Every event by kind: whoever lost its watch goes on where it was."""
         self._watched: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self._pages: dict[str, list[Manifest]] = {}
+        self._pages: dict[str, tuple[int, list[Manifest]]] = {}
+        """By their token: the version at which the list was begun, and what is left of it."""
         self._tokens = itertools.count(1)
         self._stopping = asyncio.Event()
         store.listeners.append(self._tell)
@@ -123,18 +124,20 @@ class ApiServer:
         limit = int(request.query.get("limit", 0)) or None
         token = request.query.get("continue", "")
         if token:
-            items = self._pages.pop(token, None)
-            if items is None:
+            left = self._pages.pop(token, None)
+            if left is None:
                 return _error(HTTPStatus.GONE, "the continue token has expired")
+            version, items = left
         else:
+            version = self.store.version
             items = [item for item in self.store.of_kind(target.kind.kind) if _matches(item, target, selector)]
         page, rest = items[:limit], items[limit:] if limit else []
         token = ""
         if rest:
             token = str(next(self._tokens))
-            self._pages[token] = rest
+            self._pages[token] = (version, rest)
         bare = [{key: value for key, value in item.items() if key not in ("apiVersion", "kind")} for item in page]
-        metadata = {"resourceVersion": str(self.store.version), "continue": token}
+        metadata = {"resourceVersion": str(version), "continue": token}
         kind = {"apiVersion": target.kind.api_version, "kind": f"{target.kind.kind}List"}
         return _json(kind | {"metadata": metadata, "items": bare})
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
-from kitestring_operator import rollouts
+from kitestring_operator import garbage, rollouts
 from kitestring_operator.cluster.cache import EventType, ObjectCache, RunKey, run_of
 from kitestring_operator.cluster.errors import ClusterError, NotLeadingError
 from kitestring_operator.cluster.kinds import KINDS, LISTED, RESOURCES, WATCHED
@@ -27,6 +27,8 @@ from kitestring_operator.work_queue import WorkQueue
 
 WORKERS: Final = 4
 """Resources that are looked at side by side; the decisions themselves take turns."""
+LISTS: Final = 3
+"""Kinds that are listed side by side: more pages of them would be in memory at once."""
 POD_EVENTS_SECONDS: Final = 0.5
 """Changes of pods are gathered for so long: they come by the thousand."""
 
@@ -80,6 +82,8 @@ class Controller:
         """When the cluster last said anything."""
         self.is_synced = False
         """Whether all that was there at the start has been seen."""
+        self.looked_at_all = asyncio.Event()
+        """Whether all that was seen at the start has been looked at once."""
 
     # --- What is seen ---------------------------------------------------------------------------------------------
 
@@ -92,13 +96,11 @@ class Controller:
 
     async def resync(self) -> None:
         """List everything and look at every resource: what the watches may have missed."""
-        for kind in self._kinds:
-            before = self._cache.versions(kind)
-            listed = []
-            for namespace in self._settings.namespaces or (None,):
-                listed += await self._cluster.list(kind, namespace, "" if kind in RESOURCES else _SELECTOR)
-            for changed in self._cache.replace(kind, listed, before):
-                self._concerns(changed)
+        at_once = asyncio.Semaphore(LISTS)
+        listed = await asyncio.gather(*(self._relist(kind, at_once) for kind in self._kinds), return_exceptions=True)
+        for problem in listed:
+            if problem is not None:
+                raise problem
         self.heard_at = time.monotonic()
         self.is_synced = True
         for memory in self._memory.values():
@@ -109,7 +111,19 @@ class Controller:
         for kind in RESOURCES:
             for manifest in self._cache.of_kind(kind):
                 self._queue.add(_key(manifest))
+        if not self._queue:
+            self.looked_at_all.set()
         self._count()
+        garbage.spare_what_is_kept()
+
+    async def _relist(self, kind: str, at_once: asyncio.Semaphore) -> None:
+        async with at_once:
+            before = self._cache.versions(kind)
+            listed = []
+            for namespace in self._settings.namespaces or (None,):
+                listed += await self._cluster.list(kind, namespace, "" if kind in RESOURCES else _SELECTOR)
+            for changed in self._cache.replace(kind, listed, before):
+                self._concerns(changed)
 
     async def keep_in_sync(self) -> None:
         """Resync again and again, until cancelled. A failure waits for the next time."""
@@ -201,6 +215,8 @@ class Controller:
             finally:
                 del self._begun[key]
                 self._queue.done(key)
+                if not self._queue and not self._begun:
+                    self.looked_at_all.set()
             self._metrics.reconcile_seconds.labels(key.kind, outcome).observe(time.monotonic() - started)
 
     async def _say_bug(self, key: Key, error: Exception) -> None:

@@ -39,6 +39,8 @@ from kitestring_operator.trainers import Poller, Trainers
 SILENCE: Final = 5
 """So many resyncs without a word of the cluster, and the process is not alive."""
 SHORTEST_SILENCE_SECONDS: Final = 180.0
+FIRST_LOOK_SECONDS: Final = 10.0
+"""kopf begins to watch when everything was looked at, or after so long."""
 STUCK_SECONDS: Final = 600.0
 """A resource that is being looked at for so long: the process is not alive."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -151,6 +153,23 @@ class _Operator:
     ) -> int:
         """Run them and kopf side by side until one ends."""
         tasks.add(asyncio.create_task(stop.wait()))
+        await _first_look(controller, tasks)
+        watches = []
+        if not any(task.done() for task in tasks):
+            watches.append(await self._watch(controller, stop, has_kueue=has_kueue))
+        done, _ = await asyncio.wait({*tasks, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._leader is not None:
+            # Nothing writes any more. kopf takes five seconds to end, for which the next process need not wait.
+            await self._leader.release()
+        await asyncio.gather(*watches, return_exceptions=True)
+        return outcome({*done, *watches})
+
+    async def _watch(self, controller: Controller, stop: asyncio.Event, *, has_kueue: bool) -> asyncio.Task[None]:
+        """kopf, which has begun to watch."""
         await asyncio.sleep(0)
         ours = asyncio.all_tasks()
         namespaces = self._settings.namespaces
@@ -166,17 +185,7 @@ class _Operator:
         )
         # kopf has taken the signals over, and would end before what is ours
         _stop_on_signals(stop)
-        watches = asyncio.create_task(kopf.run_tasks(watching, ignored=ours))
-        done, _ = await asyncio.wait({*tasks, watches}, return_when=asyncio.FIRST_COMPLETED)
-        stop.set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._leader is not None:
-            # Nothing writes any more. kopf takes five seconds to end, for which the next process need not wait.
-            await self._leader.release()
-        await asyncio.gather(watches, return_exceptions=True)
-        return outcome({*done, watches})
+        return asyncio.create_task(kopf.run_tasks(watching, ignored=ours))
 
     # --- Probes ---------------------------------------------------------------------------------------------------
 
@@ -238,6 +247,17 @@ async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Event, *meanwhil
         return True
     await _ended(task)
     return False
+
+
+async def _first_look(controller: Controller, tasks: set[asyncio.Task[Any]]) -> None:
+    """Until everything was looked at once, or one of the tasks has ended.
+
+    kopf lists everything again, which would take the time from it. Nothing is missed by kopf's waiting: its list says
+    what happened meanwhile.
+    """
+    looked = asyncio.create_task(controller.looked_at_all.wait())
+    await asyncio.wait({*tasks, looked}, timeout=FIRST_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    await _ended(looked)
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

@@ -57,6 +57,38 @@ async def test_a_cluster_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyP
     assert counted
 
 
+async def test_it_says_when_all_that_was_there_was_looked_at() -> None:
+    """kopf, whose own list takes the same time, waits for it."""
+    empty = World()
+    await empty.controller.resync()
+    assert empty.controller.looked_at_all.is_set()
+    world = filled(World())
+    await world.controller.resync()
+    assert not world.controller.looked_at_all.is_set()
+    async with working(world), asyncio.timeout(20):
+        await world.controller.looked_at_all.wait()
+    assert "phase" in world.status()
+
+
+async def test_a_list_that_fails_leaves_what_is_known() -> None:
+    class Away(FakeCluster):
+        is_away = False
+
+        async def list(self, kind: str, namespace: str | None, selector: str = "") -> list[Manifest]:
+            if self.is_away and kind == "Job":
+                raise UnavailableError("list", 503, "later")
+            return await super().list(kind, namespace, selector)
+
+    cluster = Away()
+    world = filled(World(cluster=cluster))
+    await world.settle()
+    assert world.cache.of_kind("Job")
+    cluster.is_away = True
+    with pytest.raises(UnavailableError):
+        await world.controller.resync()
+    assert world.cache.of_kind("Job")
+
+
 async def test_without_the_lease_the_loop_ends() -> None:
     class Fenced(FakeCluster):
         async def create(self, manifest: Manifest) -> Manifest:

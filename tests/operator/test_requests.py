@@ -154,8 +154,18 @@ async def test_lists_are_read_by_pages_and_trimmed(server: Server, cluster: Requ
         ("Job", "batch/v1", "b"),
     ]
     assert found[0]["metadata"] == {"name": "a"} and found[0]["spec"] == {"parallelism": 2}
-    assert server.asked[0][1] == "/apis/batch/v1/jobs?limit=50&labelSelector=a%3Db"
+    assert server.asked[0][1] == "/apis/batch/v1/jobs?limit=100&labelSelector=a%3Db"
     assert server.asked[1][1].endswith("&continue=more")
+
+
+async def test_of_what_only_metadata_matters_no_more_is_asked_for(server: Server, cluster: RequestedCluster) -> None:
+    """The values of Secrets, first of all."""
+    item = {"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "a"}}
+    server.answers = [(200, {"kind": "PartialObjectMetadataList", "metadata": {}, "items": [item]})]
+    assert await cluster.list("Secret", "n") == [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}}]
+    _, path, headers, _ = server.asked[0]
+    assert path == "/api/v1/namespaces/n/secrets?limit=500"
+    assert headers["Accept"].startswith("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
 
 
 async def test_what_is_not_there_is_none(server: Server, cluster: RequestedCluster) -> None:

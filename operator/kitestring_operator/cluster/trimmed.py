@@ -87,6 +87,11 @@ _CONTENT: Final[Mapping[str, Callable[[Manifest], Manifest]]] = MappingProxyType
 """Of kinds that are not here, such as Secrets, the metadata alone."""
 
 
+def needs_content(kind: str) -> bool:
+    """Whether more than the metadata of a kind is kept."""
+    return kind in _CONTENT
+
+
 def trimmed(manifest: Manifest) -> Manifest:
     """A copy with what matters. Of a pod: metadata, node, phase, some conditions, states of its containers."""
     kind = manifest["kind"]
