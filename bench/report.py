@@ -32,10 +32,12 @@ class Figure:
         return (least is None or self.value >= least) and (greatest is None or self.value <= greatest)
 
 
-def load_ranges(folder: Path, pace: float = 1.0) -> dict[str, tuple[float | None, float | None]]:
-    """`ranges.yaml` of a benchmark: name → {min: …, max: …, paced: …}; what is paced is stretched by `pace`
-    (`bench.pace`): a least rate divided by it, a greatest time multiplied."""
-    raw = yaml.safe_load((folder / "ranges.yaml").read_text())
+def load_ranges(path: Path, pace: float = 1.0) -> dict[str, tuple[float | None, float | None]]:
+    """Of a file, or of the `ranges.yaml` in a benchmark's folder: name → {min: …, max: …, paced: …}.
+
+    What is paced is stretched by `pace` (`bench.pace`): a least rate divided by it, a greatest time multiplied.
+    """
+    raw = yaml.safe_load((path / "ranges.yaml" if path.is_dir() else path).read_text())
     return {name: _range(entry, pace if entry.get("paced") else 1.0) for name, entry in raw.items()}
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.report import Figure, machine, report
+from bench.pace import pace
+from bench.report import Figure, load_ranges, machine, report
 from e2e.harness import runs
-from e2e.harness.api import Object
+from e2e.harness.api import NotYet, Object, is_true
 from e2e.harness.images import Images
 from e2e.harness.kinds import POD, POOL, RUN
 from e2e.harness.kubectl import Kubectl
@@ -70,13 +70,14 @@ def test_two_hundred_runs(images: Images, namespace: Namespace, release: Release
     found = _brought_up(images, namespace)
     found |= _unchanged(operators, kubectl)
     found |= _taken_over(operators)
-    found |= _flooded(operators, namespace)
-    found |= _cleared(namespace)
-    allowed = yaml.safe_load(Path(__file__).with_name("scale.yaml").read_text())
-    bounds = {name: (entry.get("min"), entry.get("max")) for name, entry in allowed.items()}
-    figures = [Figure(name, value, "", bounds[name]) for name, value in found.items()]
+    flood, slower = _flooded(operators, namespace)
+    found |= flood
+    ranges = load_ranges(Path(__file__).with_name("scale.yaml"), slower)
+    figures = [Figure(name, value, "", ranges[name]) for name, value in found.items()]
     method = f"{RUNS} runs, {LARGE + SMALL * (RUNS - 1):,} rollout pods on {NODES} nodes of kwok"
-    assert report("scale", method, figures, machine(), "table") == 0
+    outside = report("scale", method, figures, machine(pace=slower), "table")
+    _clear(namespace)
+    assert not outside
 
 
 # --- What happens -------------------------------------------------------------------------------------------------
@@ -108,13 +109,29 @@ def _run(number: int) -> Object:
 
 
 def _until_ready(namespace: Namespace, pool: str, expected: int) -> None:
-    namespace.until_object(
-        POOL,
-        pool,
-        lambda found: (found.get("status") or {}).get("readyReplicas", 0) == expected,
-        f"{expected} ready pods of pool {pool}",
-        seconds=1200,
-    )
+    deadline = time.monotonic() + 1200
+    while True:
+        try:
+            namespace.until_object(
+                POOL,
+                pool,
+                lambda found: (found.get("status") or {}).get("readyReplicas", 0) == expected,
+                f"{expected} ready pods of pool {pool}",
+                seconds=60,
+            )
+            return
+        except NotYet:
+            if time.monotonic() > deadline:
+                raise
+            _ready_again(namespace)
+
+
+def _ready_again(namespace: Namespace) -> None:
+    """Pods of a node that was late with its lease are made unready by the control plane; a kubelet would say that they
+    are ready when it is back, kwok does not."""
+    for pod in namespace.pods(f"{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}"):
+        if pod["status"].get("phase") == "Running" and not is_true(pod, "Ready"):
+            namespace.patch(POD, pod["metadata"]["name"], {"status": {"conditions": _conditions(True)}}, "status")
 
 
 def _unchanged(operators: Operators, kubectl: Kubectl) -> dict[str, float]:
@@ -183,15 +200,18 @@ def _own_writes(operators: Operators, pod: str) -> float:
     return total(text, name, {}) - total(text, name, {"kind": "Lease"})
 
 
-def _flooded(operators: Operators, namespace: Namespace) -> dict[str, float]:
-    """Rollout pods turn ready and not ready, as fast as the control plane takes it, at most EVENTS in EVENT_SECONDS."""
+def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, float], float]:
+    """Rollout pods turn ready and not ready, as fast as the control plane takes it, at most EVENTS in EVENT_SECONDS.
+
+    The figures, and the pace of the machine meanwhile: the operator shares its cores with the control plane.
+    """
     leader = operators.lease_holder()
     idle = _idle_cpu_seconds(operators, leader)
     pods = namespace.pods(f"{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}")
     heard, cpu = _heard(operators, leader), operators.cpu_seconds(leader)
     statuses = {kind: _statuses(operators, leader, kind) for kind in (RUN.name, POOL.name)}
     begun = time.monotonic()
-    sent = _sent(namespace, pods)
+    sent, slower = _sent(namespace, pods)
     ended = time.monotonic()
     _until(lambda: _heard(operators, leader) >= heard + sent, f"{sent} events to be heard", 120)
     late = time.monotonic() - ended
@@ -208,7 +228,7 @@ def _flooded(operators: Operators, namespace: Namespace) -> dict[str, float]:
     for kind, count in ((RUN.name, RUNS), (POOL.name, 2)):
         written = _statuses(operators, leader, kind) - statuses[kind]
         found[f"status writes a second and {kind}"] = written / took / count
-    return found
+    return found, slower
 
 
 def _idle_cpu_seconds(operators: Operators, leader: str) -> float:
@@ -228,8 +248,8 @@ def _statuses(operators: Operators, leader: str, kind: str) -> float:
     return total(text, "kitestring_operator_api_writes_total", {"kind": kind, "verb": "status"})
 
 
-def _sent(namespace: Namespace, pods: Sequence[Object]) -> int:
-    """How many changes were made."""
+def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, float]:
+    """How many changes were made, and the pace of the machine in their midst."""
     chosen = random.Random(0)
     ready = {pod["metadata"]["name"]: True for pod in pods}
     order = list(ready)
@@ -247,8 +267,10 @@ def _sent(namespace: Namespace, pods: Sequence[Object]) -> int:
         return 1
 
     chosen.shuffle(order)
-    with ThreadPoolExecutor(SENDERS) as threads:
-        return sum(threads.map(send, range(EVENTS)))
+    with ThreadPoolExecutor(SENDERS) as threads, ThreadPoolExecutor(1) as beside:
+        done = threads.map(send, range(EVENTS))
+        slower = beside.submit(pace)
+        return sum(done), slower.result()
 
 
 def _conditions(is_ready: bool) -> list[dict[str, Any]]:
@@ -257,15 +279,13 @@ def _conditions(is_ready: bool) -> list[dict[str, Any]]:
     return [{"type": "Initialized", "status": "True"}, {"type": "PodScheduled", "status": "True"}, *ready]
 
 
-def _cleared(namespace: Namespace) -> dict[str, float]:
+def _clear(namespace: Namespace) -> None:
     """Everything goes with its runs."""
-    begun = time.monotonic()
     for first in range(0, RUNS, BATCH):
         for number in range(first, min(first + BATCH, RUNS)):
             namespace.delete(RUN, f"run-{number:03d}")
         namespace.until_gone(RUN, seconds=300, name=f"run-{first:03d}")
     namespace.until_gone(POD, seconds=1200, selector=names.LABEL_RUN)
-    return {"cleared, seconds": time.monotonic() - begun}
 
 
 def _until(done: Any, what: str, seconds: float) -> None:
