@@ -31,6 +31,8 @@ LISTS: Final = 3
 """Kinds that are listed side by side: more pages of them would be in memory at once."""
 POD_EVENTS_SECONDS: Final = 0.5
 """Changes of pods are gathered for so long: they come by the thousand."""
+WORKER_EVENTS_SECONDS: Final = 2.0
+"""Those of workers' pods and Jobs: nothing hurries by them, and a Job counts its pods about a second after them."""
 
 _SELECTOR: Final = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
 
@@ -163,13 +165,15 @@ class Controller:
             run_key = run_of(manifest)
             if run_key is not None:
                 key = Key(names.KIND_TRAINING_RUN, *run_key)
-                if kind == "Pod":
+                if _is_workers(manifest):
+                    self._queue.add_after(key, WORKER_EVENTS_SECONDS)
+                elif kind == "Pod":
                     self._queue.add_after(key, POD_EVENTS_SECONDS)
                 else:
                     self._queue.add(key)
             pool = (metadata.get("labels") or {}).get(names.LABEL_POOL)
             if pool is not None:
-                self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, metadata["namespace"], pool), 1.0)
+                self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, metadata["namespace"], pool), WORKER_EVENTS_SECONDS)
 
     def _users(self, namespace: str, pool: str) -> list[Manifest]:
         return [
@@ -286,6 +290,12 @@ _OUTCOMES: Final = {
 
 def _key(manifest: Manifest) -> Key:
     return Key(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _is_workers(manifest: Manifest) -> bool:
+    """Whether an object belongs to workers, who serve many rollouts."""
+    labels = manifest["metadata"].get("labels") or {}
+    return labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ROLLOUT and names.LABEL_ROLLOUT not in labels
 
 
 def _pool_name(run: Manifest) -> str:
