@@ -93,6 +93,7 @@ async def operator(folder: Path, settings: Settings, url: str) -> AsyncIterator[
     core = max(os.sched_getaffinity(0))
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     environment |= {"KUBECONFIG": str(kubeconfig), "POD_NAME": f"operator-{time.monotonic_ns()}"}
+    environment["MALLOC_ARENA_MAX"] = "2"  # as in the image
     begun = time.monotonic()
     with (folder / "operator.log").open("a") as log:
         command = ["-m", "bench.operator.process", str(config), str(core), str(port)]
