@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -60,6 +61,10 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit codes: `names.EXIT_*`. A user's mistake prints one message, a bug its traceback."""
+    if os.getpid() == 1:
+        # The first process of a container has no default actions. A SIGTERM before a part listens for it, whose imports
+        # take a second, would be lost, and a worker's pod would stay for as long as its rollouts may take.
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         result = cli.main(args=arguments, prog_name="kitestring", standalone_mode=False)
     except click.exceptions.Abort:
