@@ -28,11 +28,13 @@ from kitestring_operator.work_queue import WorkQueue
 WORKERS: Final = 4
 """Resources that are looked at side by side; the decisions themselves take turns."""
 LISTS: Final = 3
-"""Kinds that are listed side by side: more pages of them would be in memory at once."""
+"""Kinds that are listed side by side: as many pages are in memory at once."""
+SECOND_LIST_SECONDS: Final = 30.0
+"""Everything is listed again so long after the first time: of what went before they had begun, no watch tells."""
 POD_EVENTS_SECONDS: Final = 0.5
 """Changes of pods are gathered for so long: they come by the thousand."""
 WORKER_EVENTS_SECONDS: Final = 2.0
-"""Those of workers' pods and Jobs: nothing hurries by them, and a Job counts its pods about a second after them."""
+"""The same of workers, but for those that go: a Deployment counts its pods about a second after their own events."""
 
 _SELECTOR: Final = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
 
@@ -100,9 +102,9 @@ class Controller:
         """List everything and look at every resource: what the watches may have missed."""
         at_once = asyncio.Semaphore(LISTS)
         listed = await asyncio.gather(*(self._relist(kind, at_once) for kind in self._kinds), return_exceptions=True)
-        for problem in listed:
-            if problem is not None:
-                raise problem
+        problems = [problem for problem in listed if problem is not None]
+        for problem in sorted(problems, key=lambda problem: isinstance(problem, ClusterError)):
+            raise problem  # a bug first
         self.heard_at = time.monotonic()
         self.is_synced = True
         for memory in self._memory.values():
@@ -116,7 +118,6 @@ class Controller:
         if not self._queue:
             self.looked_at_all.set()
         self._count()
-        garbage.spare_what_is_kept()
 
     async def _relist(self, kind: str, at_once: asyncio.Semaphore) -> None:
         async with at_once:
@@ -129,8 +130,11 @@ class Controller:
 
     async def keep_in_sync(self) -> None:
         """Resync again and again, until cancelled. A failure waits for the next time."""
+        wait = min(SECOND_LIST_SECONDS, self._settings.resync_seconds)
         while True:
-            await asyncio.sleep(self._settings.resync_seconds)
+            garbage.spare_what_is_kept()
+            await asyncio.sleep(wait)
+            wait = self._settings.resync_seconds
             try:
                 if await self._cluster.serves("Workload") != self._has_kueue:
                     change = "removed: this process ends, the next one goes on without it"
@@ -165,7 +169,7 @@ class Controller:
             run_key = run_of(manifest)
             if run_key is not None:
                 key = Key(names.KIND_TRAINING_RUN, *run_key)
-                if _is_workers(manifest):
+                if _is_workers(manifest) and self._is_there(manifest):
                     self._queue.add_after(key, WORKER_EVENTS_SECONDS)
                 elif kind == "Pod":
                     self._queue.add_after(key, POD_EVENTS_SECONDS)
@@ -174,6 +178,10 @@ class Controller:
             pool = (metadata.get("labels") or {}).get(names.LABEL_POOL)
             if pool is not None:
                 self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, metadata["namespace"], pool), WORKER_EVENTS_SECONDS)
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        known = self._cache.get(ObjectRef.of(manifest))
+        return known is not None and "deletionTimestamp" not in known["metadata"]
 
     def _users(self, namespace: str, pool: str) -> list[Manifest]:
         return [
@@ -293,9 +301,10 @@ def _key(manifest: Manifest) -> Key:
 
 
 def _is_workers(manifest: Manifest) -> bool:
-    """Whether an object belongs to workers, who serve many rollouts."""
+    """Whether it is a pod of workers, who serve many rollouts, or their Deployment."""
     labels = manifest["metadata"].get("labels") or {}
-    return labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ROLLOUT and names.LABEL_ROLLOUT not in labels
+    is_rollouts = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ROLLOUT
+    return manifest["kind"] in ("Pod", "Deployment") and is_rollouts and names.LABEL_ROLLOUT not in labels
 
 
 def _pool_name(run: Manifest) -> str:

@@ -217,7 +217,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 def outcome(done: set[asyncio.Task[Any]]) -> int:
     """Exit code of a process of which these tasks have ended. Raises what is a bug."""
     for task in done:
-        error = task.exception()
+        error = None if task.cancelled() else task.exception()
         if error is None:
             continue
         found = [*_leaves(error)]
@@ -252,8 +252,8 @@ async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Event, *meanwhil
 async def _first_look(controller: Controller, tasks: set[asyncio.Task[Any]]) -> None:
     """Until everything was looked at once, or one of the tasks has ended.
 
-    kopf lists everything again, which would take the time from it. Nothing is missed by kopf's waiting: its list says
-    what happened meanwhile.
+    kopf lists everything again, which would take the time from it. What changes meanwhile, kopf's list says; what goes,
+    the controller's second one.
     """
     looked = asyncio.create_task(controller.looked_at_all.wait())
     await asyncio.wait({*tasks, looked}, timeout=FIRST_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)

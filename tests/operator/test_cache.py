@@ -68,6 +68,15 @@ def test_a_list_takes_away_what_is_not_in_it_but_not_what_is_newer() -> None:
     assert {item["metadata"]["name"] for item in cache.of_kind("Pod")} == {"stays", "new", "made-meanwhile"}
 
 
+def test_a_list_does_not_bring_back_what_has_gone_since_it_was_begun() -> None:
+    cache = ObjectCache()
+    cache.observe(pod("gone", 2))
+    before = cache.versions("Pod")
+    cache.observe(pod("gone", 3), "DELETED")
+    assert not cache.replace("Pod", [pod("gone", 2)], before)
+    assert not cache.of_kind("Pod")
+
+
 def test_what_was_deleted_counts_as_going_until_the_cluster_says_otherwise() -> None:
     cache = ObjectCache()
     cache.observe(pod(version=1))

@@ -68,6 +68,8 @@ class ObjectCache:
         for manifest in listed:
             ref = ObjectRef.of(manifest)
             present.add(ref)
+            if ref in before and self.get(ref) is None:
+                continue  # it has gone since the list was begun
             if self.observe(manifest):
                 changed.append(self._objects[kind][ref])
         for ref, version in before.items():

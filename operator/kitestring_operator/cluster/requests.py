@@ -43,7 +43,7 @@ TIMEOUT_SECONDS: Final = (5.0, 30.0)
 """Of a request: to connect, to read."""
 TRIES: Final = 4
 PAGE: Final = 100
-"""Objects in one page of a list: a page at a time is in memory, and a pod takes eighty kilobytes there."""
+"""Objects in one page of a list: one page of each list is in memory, and a pod takes eighty kilobytes there."""
 METADATA_PAGE: Final = 500
 """The same of kinds of which only the metadata is asked for."""
 
@@ -164,7 +164,7 @@ class RequestedCluster:
             except _MissingError:
                 why = "the cluster does not know this kind"
                 raise RefusedError(f"list {request.what}", HTTPStatus.NOT_FOUND, why) from None
-            # megabytes of JSON: the event loop, with the lease to renew, does not wait for them
+            # the event loop, with a lease to renew, goes on between its objects
             items, token = await asyncio.get_running_loop().run_in_executor(self._executor, _page, entry, answer)
             found += items
             if not token:
