@@ -16,6 +16,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from bench.pace import Pace
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -32,13 +34,15 @@ class Figure:
         return (least is None or self.value >= least) and (greatest is None or self.value <= greatest)
 
 
-def load_ranges(path: Path, pace: float = 1.0) -> dict[str, tuple[float | None, float | None]]:
+def load_ranges(path: Path, pace: Pace | None = None) -> dict[str, tuple[float | None, float | None]]:
     """Of a file, or of the `ranges.yaml` in a benchmark's folder: name → {min: …, max: …, paced: …}.
 
     What is paced is stretched by `pace` (`bench.pace`): a least rate divided by it, a greatest time multiplied.
     """
     raw = yaml.safe_load((path / "ranges.yaml" if path.is_dir() else path).read_text())
-    return {name: _range(entry, pace if entry.get("paced") else 1.0) for name, entry in raw.items()}
+    return {
+        name: _range(entry, pace[entry["paced"]] if pace and "paced" in entry else 1.0) for name, entry in raw.items()
+    }
 
 
 def _range(entry: Mapping[str, Any], pace: float) -> tuple[float | None, float | None]:
@@ -46,7 +50,7 @@ def _range(entry: Mapping[str, Any], pace: float) -> tuple[float | None, float |
     return (least and least / pace, greatest and greatest * pace)
 
 
-def machine(packages: Sequence[str] = (), pace: float | None = None) -> dict[str, str]:
+def machine(packages: Sequence[str] = (), pace: Pace | None = None) -> dict[str, str]:
     """What the figures were measured on; with its `bench.pace`, where bounds were stretched by it."""
     versions = {package: importlib.metadata.version(package) for package in packages}
     cores = len(os.sched_getaffinity(0))
@@ -55,7 +59,7 @@ def machine(packages: Sequence[str] = (), pace: float | None = None) -> dict[str
         "cores": str(cores),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "load": f"{os.getloadavg()[0]:.1f}",
-        **({"pace": f"{pace:.2f}"} if pace is not None else {}),
+        **{f"pace ({name})": f"{slower:.2f}" for name, slower in (pace or {}).items()},
         "python": platform.python_version(),
         **versions,
     }

@@ -136,6 +136,7 @@ async def _unchanged(scene: Scene, folder: Path, url: str) -> dict[str, float]:
     async with operator(folder, documents.settings(resync_seconds=QUIET_RESYNC_SECONDS), url) as subject:
         ready = await subject.until_ready(60)
         level = await _all_looked_at(subject, 1)
+        await _kopf_watches(subject, scene)
         cpu = subject.cpu_seconds()
         await _all_looked_at(subject, 1 + RESYNCS)
     written = _writes(scene.store.writes[before:])
@@ -157,27 +158,35 @@ async def _all_looked_at(subject: Subject, times: int) -> float:
     return time.monotonic() - subject.begun
 
 
+async def _kopf_watches(subject: Subject, scene: Scene) -> int:
+    """Until kopf has listed all pods by itself; how many it heard of."""
+    pods = len(list(scene.store.of_kind("Pod")))
+
+    async def watches() -> bool:
+        return scene.server.is_watched("Pod") and await _heard(subject) >= pods
+
+    await subject.until(watches, "kopf's own first list of all pods", 60)
+    return pods
+
+
+async def _heard(subject: Subject) -> int:
+    """Events of pods so far."""
+    return int(await subject.metric("kitestring_operator_watch_events_total", kind="Pod"))
+
+
 async def _flooded(scene: Scene, folder: Path, url: str) -> dict[str, float]:
     """Events by the thousand, while every trainer says something new at each question."""
     async with operator(folder, documents.settings(resync_seconds=60.0), url) as subject:
         await subject.until_ready(60)
         await _all_looked_at(subject, 1)
-        pods = len(list(scene.store.of_kind("Pod")))
-
-        async def heard() -> int:
-            return int(await subject.metric("kitestring_operator_watch_events_total", kind="Pod"))
-
-        async def watches() -> bool:
-            return scene.server.is_watched("Pod") and await heard() >= pods
-
-        await subject.until(watches, "kopf's own first list of all pods", 60)
+        pods = await _kopf_watches(subject, scene)
         scene.trainers.moves = True
         first, cpu, begun = len(scene.store.writes), subject.cpu_seconds(), time.monotonic()
         await scene.flood()
         ended, scene.trainers.moves = time.monotonic(), False
 
         async def all_heard() -> bool:
-            return await heard() >= pods + EVENTS
+            return await _heard(subject) >= pods + EVENTS
 
         await subject.until(all_heard, f"{EVENTS} events to be heard", 600)
         late, spent = time.monotonic() - ended, subject.cpu_seconds() - cpu

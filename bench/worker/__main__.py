@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.pace import pace
+from bench.pace import faster, pace
 from bench.report import Figure, load_ranges, machine, report
 from bench.worker.queue import BenchQueue
 from kitestring_rollout.worker.config import WorkerConfig
@@ -145,9 +145,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.worker", description=__doc__)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args(argv)
+    before = pace()
     with tempfile.TemporaryDirectory() as folder:
         measured = asyncio.run(measure(Path(folder)))
-    found = pace()
+    found = faster(before, pace())
     ranges = load_ranges(Path(__file__).parent, found)
     figures = [Figure(name, value, unit, ranges[name]) for name, (value, unit) in measured.items()]
     method = " ".join((__doc__ or "").split())

@@ -43,8 +43,8 @@ def resting_firewall() -> Iterator[None]:
     if not kubectl("get", *_FIREWALL, "--ignore-not-found", "--output", "name"):
         yield
         return
-    _place_firewall({_NOWHERE: "true"})
     try:
+        _place_firewall({_NOWHERE: "true"})
         yield
     finally:
         _place_firewall({_NOWHERE: None})

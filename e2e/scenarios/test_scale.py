@@ -7,6 +7,7 @@ cores it is the limit, not the operator.
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from typing import Any, Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.pace import pace
+from bench.pace import Pace, pace
 from bench.report import Figure, load_ranges, machine, report
 from e2e.harness import runs
 from e2e.harness.api import NotYet, Object, is_true
@@ -201,14 +202,15 @@ def _own_writes(operators: Operators, pod: str) -> float:
     return total(text, name, {}) - total(text, name, {"kind": "Lease"})
 
 
-def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, float], float]:
+def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, float], Pace]:
     """Rollout pods turn ready and not ready, as fast as the control plane takes it, at most EVENTS in EVENT_SECONDS.
 
     The figures, and the pace of the machine meanwhile: the operator shares its cores with the control plane.
     """
     leader = operators.lease_holder()
-    idle = _idle_cpu_seconds(operators, leader)
     pods = namespace.pods(f"{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}")
+    period, quiet = _idle_cpu_seconds(operators, leader)
+    _until_resynced(operators)
     heard, cpu = _heard(operators, leader), operators.cpu_seconds(leader)
     statuses = {kind: _statuses(operators, leader, kind) for kind in (RUN.name, POOL.name)}
     begun = time.monotonic()
@@ -217,13 +219,15 @@ def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, floa
     _until(lambda: _heard(operators, leader) >= heard + sent, f"{sent} events to be heard", 120)
     late = time.monotonic() - ended
     took, spent = time.monotonic() - begun, operators.cpu_seconds(leader) - cpu
+    idle = period * EVENT_SECONDS / RESYNC_SECONDS
     found = {
         "events": float(sent),
         "events a second that the control plane took": sent / (ended - begun),
+        "events heard for each that was sent": (_heard(operators, leader) - heard) / sent,
         "last event heard after seconds": late,
         "CPU seconds of the operator": spent,
         "CPU seconds of the operator in 30 s without an event": idle,
-        "CPU seconds of the operator for 10,000 events in 30 s": idle + max(0.0, spent - idle) * EVENTS / sent,
+        "CPU seconds of the operator for 10,000 events in 30 s": idle + max(0.0, spent - quiet) * EVENTS / sent,
         "memory of the operator at most, MB": operators.memory_mb(leader),
     }
     for kind, count in ((RUN.name, RUNS), (POOL.name, 2)):
@@ -232,13 +236,22 @@ def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, floa
     return found, slower
 
 
-def _idle_cpu_seconds(operators: Operators, leader: str) -> float:
-    """What EVENT_SECONDS cost in which nothing happens: their part of a resync, and questions to trainers that do not
-    answer."""
+def _idle_cpu_seconds(operators: Operators, leader: str) -> tuple[float, float]:
+    """What a period costs in which nothing happens, from one resync to the end of the next; and the EVENT_SECONDS right
+    after a resync, in which there are only questions to trainers that do not answer."""
     _until_still(operators)
+    _until_resynced(operators)
     begun, cpu = time.monotonic(), operators.cpu_seconds(leader)
-    _until(lambda: time.monotonic() - begun >= RESYNC_SECONDS, "time to pass", 2 * RESYNC_SECONDS)
-    return (operators.cpu_seconds(leader) - cpu) * EVENT_SECONDS / RESYNC_SECONDS
+    _until(lambda: time.monotonic() - begun >= EVENT_SECONDS, "time to pass", 2 * EVENT_SECONDS)
+    quiet = operators.cpu_seconds(leader) - cpu
+    _until_resynced(operators)
+    return operators.cpu_seconds(leader) - cpu, quiet
+
+
+def _until_resynced(operators: Operators) -> None:
+    """Until every run was looked at once more: the next resync is nearly RESYNC_SECONDS away."""
+    looked_at = operators.looked_at()
+    _until(lambda: operators.looked_at() >= looked_at + RUNS, "a resync", 4 * RESYNC_SECONDS)
 
 
 def _heard(operators: Operators, leader: str) -> float:
@@ -250,8 +263,8 @@ def _statuses(operators: Operators, leader: str, kind: str) -> float:
     return total(text, "kitestring_operator_api_writes_total", {"kind": kind, "verb": "status"})
 
 
-def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, float]:
-    """How many changes were made, and the pace of the machine in their midst."""
+def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, Pace]:
+    """How many changes were made, and the pace of the machine meanwhile."""
     chosen = random.Random(0)
     ready = {pod["metadata"]["name"]: True for pod in pods}
     order = list(ready)
@@ -271,8 +284,17 @@ def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, float]:
     chosen.shuffle(order)
     with ThreadPoolExecutor(SENDERS) as threads, ThreadPoolExecutor(1) as beside:
         done = threads.map(send, range(EVENTS))
-        slower = beside.submit(pace)
+        slower = beside.submit(_pace_until, begun + EVENT_SECONDS)
         return sum(done), slower.result()
+
+
+def _pace_until(end: float) -> Pace:
+    """The median of what is measured once in three seconds."""
+    found = []
+    while time.monotonic() < end:
+        found.append(pace())
+        time.sleep(3)  # measuring takes half a second of a core
+    return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 
 def _conditions(is_ready: bool) -> list[dict[str, Any]]:
