@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from kitestring_api import names
 from kitestring_operator import identity, parts, rollouts
 from kitestring_operator.observed import Manifest, RunContext
 
@@ -24,3 +25,20 @@ def blueprint(context: RunContext) -> tuple[Manifest, ...]:
     """
     objects = (*parts.run_objects(context), *rollouts.worker_objects(context))
     return tuple(identity.with_spec_hash(item) for item in objects)
+
+
+@lru_cache(maxsize=KEPT)
+def with_trainer(context: RunContext, stamps: tuple[tuple[str, str], ...]) -> tuple[Manifest, ...]:
+    """The blueprint, with these annotations on its trainer Job. Shared likewise."""
+    return tuple(_stamped(item, dict(stamps)) if is_trainer_job(item) else item for item in blueprint(context))
+
+
+def is_trainer_job(item: Manifest) -> bool:
+    labels = item["metadata"]["labels"]
+    return item["kind"] == "Job" and bool(labels.get(names.LABEL_COMPONENT) == names.COMPONENT_TRAINER)
+
+
+def _stamped(item: Manifest, stamps: dict[str, str]) -> Manifest:
+    metadata = item["metadata"]
+    annotations = metadata.get("annotations", {}) | stamps
+    return identity.with_spec_hash(item | {"metadata": metadata | {"annotations": annotations}})

@@ -13,7 +13,7 @@ from kitestring_api.errors import UserMistakeError
 from kitestring_api.v1alpha1.status import Phase
 from kitestring_operator import identity, queueing, rollouts
 from kitestring_operator.acceptance import Refusal, refusal
-from kitestring_operator.blueprint import blueprint
+from kitestring_operator.blueprint import is_trainer_job, with_trainer
 from kitestring_operator.kept_configs import with_kept_configs
 from kitestring_operator.lifecycle import Course, course, seconds_left
 from kitestring_operator.observed import (
@@ -117,11 +117,11 @@ def run_context(settings: Settings, observed: Observed, trainer_number: int) -> 
 def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
     context = run_context(settings, observed, way.trainer_number)
     context = queueing.within_admission(context, observed.workload)
-    plan = blueprint(context)
-    objects = [_stamped(item, way) if _is_trainer_job(item) else item for item in plan]
+    plan = with_trainer(context, _stamps(way))
+    objects = list(plan)
     workloads = _workloads(context, observed, objects)
     if not way.may_start_trainer:
-        objects = [item for item in objects if not _is_trainer_job(item) or _is_there(observed, item)]
+        objects = [item for item in objects if not is_trainer_job(item) or _is_there(observed, item)]
     apart = _Apart()
     if context.pool.isolation == "Job":
         apart = _rollout_jobs(context, observed)
@@ -148,22 +148,15 @@ def _workloads(context: RunContext, observed: Observed, objects: list[Manifest])
     return (identity.with_spec_hash(queueing.workload_of(context, objects, observed.priority)),)
 
 
-def _stamped(item: Manifest, way: Course) -> Manifest:
+def _stamps(way: Course) -> tuple[tuple[str, str], ...]:
     """A trainer Job says which one it is and what went before, so that no memory is needed."""
     before = way.losses if way.trainer is None or way.end is not None else way.trainer.before
-    stamps = {
-        names.ANNOTATION_TRAINER_NUMBER: str(way.trainer_number),
-        names.ANNOTATION_RESTARTS: str(before.restarts),
-        names.ANNOTATION_DISRUPTIONS: str(before.disruptions),
-        names.ANNOTATION_STEP: str(before.step),
-    }
-    metadata = item["metadata"]
-    return item | {"metadata": metadata | {"annotations": metadata.get("annotations", {}) | stamps}}
-
-
-def _is_trainer_job(item: Manifest) -> bool:
-    labels = item["metadata"]["labels"]
-    return item["kind"] == "Job" and bool(labels.get(names.LABEL_COMPONENT) == names.COMPONENT_TRAINER)
+    return (
+        (names.ANNOTATION_TRAINER_NUMBER, str(way.trainer_number)),
+        (names.ANNOTATION_RESTARTS, str(before.restarts)),
+        (names.ANNOTATION_DISRUPTIONS, str(before.disruptions)),
+        (names.ANNOTATION_STEP, str(before.step)),
+    )
 
 
 def _is_there(observed: Observed, item: Manifest) -> bool:

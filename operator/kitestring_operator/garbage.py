@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-NEW_OBJECTS: Final = 1_500
+NEW_OBJECTS: Final = 2_000
 """Containers made since the last collection that bring the next one about. Python's 700 are two events of a pod."""
 
 

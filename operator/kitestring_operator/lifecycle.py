@@ -5,7 +5,7 @@ The only memory is in the cluster: the status (start, phase, Suspended condition
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -35,6 +35,7 @@ LOOK_AGAIN_SECONDS: Final = 15.0
 
 POD_BEARING: Final = frozenset({"Job", "StatefulSet", "Deployment"})
 """Kinds of which a run that holds no pod has none but ended trainer Jobs."""
+_PHASES: Final[Mapping[str, Phase]] = {phase.value: phase for phase in Phase}
 _HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING})
 _WORKING: Final = frozenset({"Validating", "RollingOut", "Updating", "PushingWeights", "Finished", "Failed"})
 """Phases that a trainer reports once it has work."""
@@ -249,7 +250,7 @@ def _seconds_to_restart(observed: Observed, seen: Course) -> float:
 
 def _phase(word: object) -> Phase | None:
     """A phase of the status; None for one of another version's."""
-    return next((phase for phase in Phase if phase == word), None)
+    return _PHASES.get(word) if isinstance(word, str) else None
 
 
 def _steps_done(observed: Observed) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from kitestring_api.errors import UserMistakeError
 from kitestring_operator import identity, parts, rollouts
-from kitestring_operator.blueprint import blueprint
+from kitestring_operator.blueprint import blueprint, is_trainer_job, with_trainer
 from tests.operator.parts.rendering import CASES, context, documents
 
 
@@ -18,6 +18,18 @@ def test_it_is_what_the_parts_make(case: str) -> None:
     made = [identity.with_spec_hash(item) for item in (*parts.run_objects(seen), *rollouts.worker_objects(seen))]
     assert list(blueprint(seen)) == made
     assert blueprint(context(*documents(case))) is blueprint(seen), "equal contexts, one making"
+
+
+def test_a_trainer_says_which_one_it_is() -> None:
+    seen = context(*documents("verl-cpu"))
+    plan, third, again = blueprint(seen), *(with_trainer(seen, (("number", "3"),)) for _ in range(2))
+    assert third is again and len(third) == len(plan)
+    changed = [(before, after) for before, after in zip(plan, third, strict=True) if before is not after]
+    ((before, after),) = changed
+    assert is_trainer_job(before) and after["metadata"]["annotations"]["number"] == "3"
+    assert after == identity.with_spec_hash(after) != identity.with_spec_hash(before)
+    fourth = with_trainer(seen, (("number", "4"),))
+    assert [item["metadata"]["annotations"]["number"] for item in fourth if is_trainer_job(item)] == ["4"]
 
 
 def test_a_change_is_made_anew() -> None:
