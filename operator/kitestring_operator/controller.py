@@ -103,8 +103,10 @@ class Controller:
         at_once = asyncio.Semaphore(LISTS)
         listed = await asyncio.gather(*(self._relist(kind, at_once) for kind in self._kinds), return_exceptions=True)
         problems = [problem for problem in listed if problem is not None]
-        for problem in sorted(problems, key=lambda problem: isinstance(problem, ClusterError)):
-            raise problem  # a bug first
+        if problems:
+            raise min(
+                problems, key=lambda problem: isinstance(problem, ClusterError)
+            )  # a bug before a cluster's answer
         self.heard_at = time.monotonic()
         self.is_synced = True
         for memory in self._memory.values():
