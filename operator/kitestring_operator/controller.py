@@ -33,8 +33,10 @@ SECOND_LIST_SECONDS: Final = 30.0
 """Everything is listed again so long after the first time: of what went before they had begun, no watch tells."""
 POD_EVENTS_SECONDS: Final = 0.5
 """Changes of pods are gathered for so long: they come by the thousand."""
-WORKER_EVENTS_SECONDS: Final = 2.0
-"""The same of workers, but for those that go: a Deployment counts its pods about a second after their own events."""
+WORKER_EVENTS_SECONDS: Final = 5.0
+"""The same of workers, but for those that go: what a status says of them may be as late."""
+POOL_SECONDS: Final = 2.0
+"""The same for the status of a pool; a Deployment counts its pods about a second after their own events."""
 
 _SELECTOR: Final = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
 
@@ -179,7 +181,7 @@ class Controller:
                     self._queue.add(key)
             pool = (metadata.get("labels") or {}).get(names.LABEL_POOL)
             if pool is not None:
-                self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, metadata["namespace"], pool), WORKER_EVENTS_SECONDS)
+                self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, metadata["namespace"], pool), POOL_SECONDS)
 
     def _is_there(self, manifest: Manifest) -> bool:
         known = self._cache.get(ObjectRef.of(manifest))
