@@ -84,8 +84,8 @@ def api(kubectl: Kubectl) -> Api:
 
 
 @pytest.fixture(scope="session")
-def images(kubectl: Kubectl) -> Images:
-    """Images of this checkout, on the cluster."""
+def images(alone: None, kubectl: Kubectl) -> Images:
+    """Images of this checkout, on the cluster. Of other checkouts there are none any more."""
     return image_set.provide()
 
 

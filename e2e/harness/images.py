@@ -6,13 +6,17 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+import yaml
+
 from e2e.harness.kubectl import call
 from e2e.node import kind, kube, layout
 from e2e.node.command import Failed, digest
 from e2e.node.engine import environment, image_exists, remove_other_tags, scratch
 from e2e.node.images import build, copy_program
 from e2e.node.progress import step
+from kitestring_api import names
 
+_EXAMPLE: Final = layout.REPOSITORY / "examples" / "calculator"
 _BUILT: Final = ("operator", "rollout", "calculator-agent")
 _SOURCES: Final = (
     "crds",
@@ -44,7 +48,7 @@ class Images:
 
 
 def provide() -> Images:
-    """Images of this checkout on the cluster.
+    """Images of this checkout on the cluster; its nodes have the quick start's agent under the name in the example too.
 
     On a cluster of the user's own: those that E2E_IMAGE_PREFIX and E2E_IMAGE_TAG name, which it must be able to pull.
     """
@@ -59,8 +63,9 @@ def provide() -> Images:
             call(command, seconds=900, env=environment(), cwd=layout.REPOSITORY)
     mounted, seaweedfs = _mounted_image(), _seaweedfs_image()
     kind.load([*built, mounted, seaweedfs])
-    kind.unload([old for image in built for old in remove_other_tags(image)])
     operator, rollout, agent = built
+    kind.name(agent, _name_in_example())
+    kind.unload([old for image in built for old in remove_other_tags(image)])
     return Images(
         operator=operator,
         rollout=rollout,
@@ -95,19 +100,27 @@ def _key() -> str:
     return digest([layout.BASE_IMAGE, *[part for path in paths if path.is_file() for part in (str(path), path)]])
 
 
+def _name_in_example() -> str:
+    """What the quick start calls its agent's image: a tag that stays, whatever the checkout has in it."""
+    for item in yaml.safe_load_all((_EXAMPLE / "trainingrun.yaml").read_text()):
+        if item["kind"] == names.KIND_ROLLOUT_POOL:
+            (agent,) = (one for one in item["spec"]["template"]["spec"]["containers"] if one["name"] == "agent")
+            return str(agent["image"])
+    raise Failed(f"{_EXAMPLE / 'trainingrun.yaml'} has no {names.KIND_ROLLOUT_POOL}")
+
+
 def _mounted_image() -> str:
     """An image that runs `kitestring` from the mounted environment, in the folder of the quick start."""
-    example = layout.REPOSITORY / "examples" / "calculator"
     python = layout.VENV / "bin" / "python"
     for script, made in (("make_tasks.py", "tasks"), ("make_policy.py", "model")):
-        if not (example / made).is_dir():
+        if not (_EXAMPLE / made).is_dir():
             with step(f"{script} of the quick start"):
-                call([str(python), str(example / script)], seconds=300)
+                call([str(python), str(_EXAMPLE / script)], seconds=300)
     dockerfile = layout.IMAGE_FILES / "mounted.Dockerfile"
-    tag = f"kitestring-e2e/mounted:{digest([str(layout.VENV), str(example), dockerfile])}"
+    tag = f"kitestring-e2e/mounted:{digest([str(layout.VENV), str(_EXAMPLE), dockerfile])}"
     if not image_exists(tag):
         with scratch("mounted-") as context:
-            build("mounted", tag, context, BASE=layout.BASE_IMAGE, VENV=str(layout.VENV), FOLDER=str(example))
+            build("mounted", tag, context, BASE=layout.BASE_IMAGE, VENV=str(layout.VENV), FOLDER=str(_EXAMPLE))
     return tag
 
 

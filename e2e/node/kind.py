@@ -107,6 +107,23 @@ def unload(names: list[str]) -> None:
             docker("exec", node, *_CTR, "images", "rm", *sorted(forgotten))
 
 
+def name(image: str, other: str) -> None:
+    """Let an image of the workers go by another name too, taken from the image that has it; the engine has none of it.
+
+    Pods that run go on with the image that they were started with.
+    """
+    for node in _workers():
+        docker("exec", node, *_CTR, "images", "tag", "--force", _reference(image), _reference(other))
+
+
+def _reference(image: str) -> str:
+    """An image's name with its registry, as containerd knows it and pods may leave it out."""
+    first, slash, _ = image.partition("/")
+    if slash and (first == "localhost" or any(sign in first for sign in ".:")):
+        return image
+    return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
+
+
 def _workers() -> list[str]:
     nodes = _kind("get", "nodes", "--name", layout.CLUSTER).split()
     return [node for node in nodes if not node.endswith("control-plane")]
