@@ -246,6 +246,12 @@ def test_every_pod_is_restricted(render: Render) -> None:
             assert container["resources"]["requests"]
 
 
+def test_every_pod_opens_the_registry(render: Render) -> None:
+    specs = pod_specs(render(*SEAWEEDFS, "images.pullSecrets={one,two}"))
+    assert set(specs) == {"kitestring", "kitestring-seaweedfs", "kitestring-test"}
+    assert all(spec["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}] for spec in specs.values())
+
+
 def test_the_operators_port_and_environment_have_the_names_of_the_api(render: Render) -> None:
     objects = render()
     (container,) = pod_specs(objects)["kitestring"]["containers"]
