@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART, KUBE_VERSION
+from tests.chart.conftest import CHART, KUBE_VERSION, ROOT
 
 Notes = Callable[..., str]
 
@@ -44,3 +45,15 @@ def test_the_example_goes_where_runs_are_served(notes: Notes) -> None:
     assert len(example) == 4 and not any(" -n " in line for line in example)
     _, *example = commands(notes("namespaces={team-a,team-b}"))
     assert len(example) == 4 and all("kubectl -n team-a " in line for line in example)
+
+
+def test_the_example_has_the_agents_image_of_the_installation(notes: Notes) -> None:
+    own = notes("images.prefix=registry.example.com/team/", "images.tag=v2")
+    (line,) = (line for line in commands(own) if "apply" in line)
+    command, rest = line.split(" | ")
+    assert rest == "kubectl apply -f -"
+    done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=True)
+    pool = next(yaml.safe_load_all(done.stdout))
+    (agent,) = pool["spec"]["template"]["spec"]["containers"]
+    assert agent["image"] == "registry.example.com/team/calculator-agent:v2"
+    assert "sed" not in notes()
