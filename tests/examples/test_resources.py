@@ -1,6 +1,9 @@
 """The resources of the calculator example agree with the API and with the files beside them."""
 
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import make_tasks
@@ -11,6 +14,8 @@ from kitestring_api.unsupported import refusals
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
 from kitestring_cli.cel_rules import broken_rules
 
+ROOT = Path(__file__).parents[2]
+PREFIX = "registry.example.com/team/"
 Documents = tuple[RolloutPool, TrainingRun]
 
 
@@ -73,3 +78,29 @@ def test_a_rollout_fits_into_a_row_and_into_the_limits(documents: Documents, pol
     assert rows.prompt + rows.response <= (run.spec.policies[0].max_model_len or 0)
     assert pool.spec.limits.calls >= MAX_CALLS
     assert pool.spec.limits.tokens >= MAX_CALLS * (rows.prompt + rows.response)
+
+
+def readme_command(start: str) -> str:
+    """The one command of the README that begins so."""
+    (command,) = re.findall(rf"^\$ ({re.escape(start)}.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return str(command)
+
+
+def test_the_readme_lets_the_example_name_a_registry_of_the_users(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("model", "tasks"))
+    subprocess.run(["bash", "-e", "-c", readme_command("sed ")], cwd=tmp_path, check=True)
+    for name in ("calculator/trainingrun.yaml", "argo/workflow.yaml"):
+        before, after = ((folder / "examples" / name).read_text() for folder in (ROOT, tmp_path))
+        assert after == before.replace("image: kitestring/", f"image: {PREFIX}") != before
+
+
+def test_the_readme_pushes_every_image_that_is_built(tmp_path: Path) -> None:
+    built = re.search(r"^\[ .* \|\| names=\((.*)\)$", (ROOT / "images/build.sh").read_text(), re.MULTILINE)
+    assert built
+    push = readme_command("for ").replace("docker push", "echo")
+    done = subprocess.run(["bash", "-e", "-c", push], capture_output=True, text=True, check=True)
+    version = re.search(r"^appVersion: (.*)$", (ROOT / "charts/kitestring/Chart.yaml").read_text(), re.MULTILINE)
+    assert version
+    assert done.stdout.split() == [f"{PREFIX}{name}:{version[1]}" for name in built[1].split()]
+    assert f"--prefix {PREFIX}" in readme_command("make images")
+    assert f"--set images.prefix={PREFIX}" in readme_command("helm install")

@@ -108,7 +108,7 @@ def test_a_long_task_as_json_is_measured_as_the_agent_gets_it() -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserMistakeError, match="no such file"):
+    with pytest.raises(UserMistakeError, match=r"no such file.*in the trainer's image.*configMap"):
         load(tmp_path / "none.jsonl")
 
 

@@ -137,7 +137,10 @@ def _read(path: Path, format: TaskFormat | None) -> Iterator[object]:
             f"{path}: suffix {path.suffix!r} says no format; allowed: .jsonl, .parquet, or format set in spec.tasks"
         )
     if not path.is_file():
-        raise UserMistakeError(f"{path}: no such file; set spec.tasks.train.path or validation.path to a task file")
+        raise UserMistakeError(
+            f"{path}: no such file; set spec.tasks.train.path or validation.path to a task file; on a cluster that is "
+            "a path in the trainer's image: bring tasks of your own by inline, configMap, s3 or pvc"
+        )
     return _jsonl(path) if kind == "jsonl" else _parquet(path)
 
 
