@@ -19,12 +19,15 @@ KEPT: Final = 256
 @lru_cache(maxsize=KEPT)
 def blueprint(context: RunContext) -> tuple[Manifest, ...]:
     """Everything of a running run but Jobs of single rollouts, with spec hashes, in the order in which it is to be
-    applied. The manifests are shared by all decisions: they are not to be changed.
+    applied: the trainer last, with which a run has started. What the API server refuses of the rest, it refuses while
+    run and pool may still be corrected. The manifests are shared by all decisions: they are not to be changed.
 
     Raises UserMistakeError, naming the field, for what cannot be carried out.
     """
-    objects = (*parts.run_objects(context), *rollouts.worker_objects(context))
-    return tuple(identity.with_spec_hash(item) for item in objects)
+    objects = [
+        identity.with_spec_hash(item) for item in (*parts.run_objects(context), *rollouts.worker_objects(context))
+    ]
+    return tuple(sorted(objects, key=is_trainer_job))
 
 
 @lru_cache(maxsize=KEPT)

@@ -143,7 +143,7 @@ def _workloads(context: RunContext, observed: Observed, objects: list[Manifest])
     if queueing.queue_of(observed) is None or not queueing.may_change(observed.workload):
         return ()
     if context.pool.isolation == "Job":
-        sample = rollouts.rollout_job(context, WantedRollout("sample", 1, "none"))[-1]
+        sample = rollouts.sample_job(context)
         objects = [*objects, sample | {"spec": sample["spec"] | {"parallelism": context.pool.replicas}}]
     return (identity.with_spec_hash(queueing.workload_of(context, objects, observed.priority)),)
 

@@ -185,7 +185,7 @@ def _holding_on(seen: Course, prior: Phase | None, refusal: Refusal) -> Course:
 
 def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
     trainer, end = seen.trainer, seen.end
-    going = replace(seen, wants_parts=True, started_at=seen.started_at or observed.now)
+    going = replace(seen, wants_parts=True)
     if trainer is not None and end is None and not trainer.is_deleted:
         return _with_trainer(observed, replace(going, trainer_number=trainer.number), prior)
     number = 1 if trainer is None else trainer.number + 1

@@ -161,6 +161,7 @@ async def test_what_keeps_an_object_from_being_made_is_said_in_the_status(
         with pytest.raises(error):
             await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
     assert world.status()["phase"] == "Starting"
+    assert "startTime" not in world.status(), "run and pool may still be corrected"
     assert said in world.status()["message"]
     assert any(said in event["message"] for event in world.cluster.of_kind("Event"))
 
@@ -353,6 +354,42 @@ async def test_what_cannot_be_carried_out_is_said_once(world: World) -> None:
     await world.settle()
     assert condition(world, "Accepted") == ("True", "Accepted")
     assert "calculator-gateway" in world.there("StatefulSet")
+
+
+@pytest.mark.parametrize("isolation", ["Worker", "Job"])
+async def test_a_pool_without_an_image_is_refused_before_anything_is_made(isolation: str) -> None:
+    """On one machine such a pool is right: a user who brings it to a cluster corrects it and goes on."""
+    world = World()
+    world.cluster.put(storage_secret())
+    without = pool(isolation=isolation)
+    agent = without["spec"]["template"]["spec"]["containers"][0]
+    del agent["image"]
+    world.cluster.put(without)
+    await started(world)
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InvalidSpec")
+    assert "spec.template.spec.containers[agent].image: found nothing" in world.status()["message"]
+    assert "startTime" not in world.status()
+    assert {ref.kind for verb, ref in world.cluster.writes if verb == "apply"} == {"Event"}
+    template = {"spec": {"containers": [agent | {"image": "agent:1"}]}}
+    world.cluster.change("RolloutPool", "calc", {"spec": {"template": template}})
+    await world.settle()
+    assert world.status()["phase"] == "Starting"
+
+
+async def test_what_is_refused_of_the_workers_keeps_the_run_from_its_start(world: World) -> None:
+    """What the API server alone can judge of a pool, such as a mount of a volume that is not there."""
+    world.cluster.refuses["calculator-rollout"] = "volumeMounts[0].name: Not found"
+    await started(world)
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InvalidSpec")
+    assert "startTime" not in world.status()
+    made = [ref.name for verb, ref in world.cluster.writes if verb == "apply" and ref.kind == "Job"]
+    assert made == [], "the trainer was never there"
+    assert world.there("Deployment") == world.there("StatefulSet") == set(), "half a run holds no pods"
+    del world.cluster.refuses["calculator-rollout"]
+    world.cluster.change("RolloutPool", "calc", {"spec": {"rolloutsPerWorker": 2}})
+    await world.settle()
+    assert (world.status()["phase"], condition(world, "Accepted")[0]) == ("Starting", "True")
+    assert "startTime" in world.status()
 
 
 async def test_what_was_refused_is_carried_out_once_nothing_refuses_it(world: World) -> None:

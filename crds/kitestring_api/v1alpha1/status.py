@@ -104,7 +104,7 @@ class TrainingRunStatus(ApiModel):
     restarts: int | None = Field(None, ge=0, description="Restarts of the trainer.")
     tokens: int | None = Field(None, ge=0, description="Tokens of all calls to trained policies: prompts and replies.")
     eta_seconds: int | None = Field(None, ge=0, description="Seconds until the end, by the pace so far.")
-    start_time: datetime | None = Field(None, description="When the run first left Pending and Queued.")
+    start_time: datetime | None = Field(None, description="When the first trainer of the run was started.")
     completion_time: datetime | None = Field(None, description="When the run ended.")
     checkpoint: str | None = Field(None, max_length=2048, description="Where the latest exported checkpoint lies.")
     last_error: str | None = Field(None, max_length=8192, description="The last error: its pod and last lines.")

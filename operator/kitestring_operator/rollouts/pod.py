@@ -103,7 +103,7 @@ def rollout_pod(
         _ours(context, files), context.settings.default_templates.rollout, field="settings.defaultTemplates.rollout"
     )
     template = context.pool.template.manifest()
-    check(template, (_CONFIG, _KEYS, _SOCKET, _LAUNCHER))
+    check(template, (_CONFIG, _KEYS, _SOCKET, _LAUNCHER), imageless=() if image is None else (AGENT_CONTAINER,))
     made = merged(ours, template)
     labels = identity.labels(context, names.COMPONENT_ROLLOUT, {names.LABEL_POOL: context.pool_name, **further})
     metadata = made.get("metadata", {})

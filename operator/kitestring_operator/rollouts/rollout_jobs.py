@@ -23,6 +23,8 @@ from kitestring_operator.rollouts.worker_config import CREDENTIAL, LAST_WORD_SEC
 START_SECONDS = 900
 """What a pod may take to be placed, to pull its image and to start, beyond the time of its attempt."""
 
+_SAMPLE = "sample"
+
 
 def rollout_job(context: RunContext, wanted: WantedRollout) -> list[Manifest]:
     """Secret and Job of one attempt, the Secret first. `wanted` has passed `refusal`. Raises OverlayRefusedError."""
@@ -68,8 +70,19 @@ def rollout_job(context: RunContext, wanted: WantedRollout) -> list[Manifest]:
     return [secret, job]
 
 
+def sample_job(context: RunContext) -> Manifest:
+    """The Job of a rollout whose task says nothing of its pod, or only its image where the pool's template has none.
+    It is made of no rollout, and never run. Raises OverlayRefusedError."""
+    image = None
+    if context.pool.per_task.image_field is not None and not context.pool.template.agent.image:
+        image = context.pool.allowed_images[0].replace("*", _SAMPLE)
+    return rollout_job(context, WantedRollout(_SAMPLE, 1, "none", image))[-1]
+
+
 def refusal(pool: RolloutPoolSpec, wanted: WantedRollout) -> str | None:
     """Why no pod is made for a rollout, whatever the queue says; None when one is. The task is at fault."""
+    if wanted.image is None and not pool.template.agent.image:
+        return f"the field {pool.per_task.image_field} names no image, and spec.template of the pool has none"
     if wanted.image is not None and not is_allowed(wanted.image, pool.allowed_images):
         allowed = ", ".join(pool.allowed_images) or "none"
         return f"image {wanted.image} is not one that spec.allowedImages of the pool allows ({allowed})"

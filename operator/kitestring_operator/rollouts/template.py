@@ -11,13 +11,17 @@ from kitestring_operator.overlay import OverlayRefusedError, Refusal
 FIELD = "spec.template"
 
 
-def check(template: Manifest, reserved: Collection[str]) -> None:
-    """`reserved`: volumes that no container of the user's may mount. Raises OverlayRefusedError, which says all."""
+def check(template: Manifest, reserved: Collection[str], *, imageless: Collection[str] = ()) -> None:
+    """`reserved`: volumes that no container of the user's may mount. `imageless`: containers that have an image from
+    elsewhere. Raises OverlayRefusedError, which says all."""
     found = [*_directives(template, FIELD), *_metadata(template.get("metadata") or {})]
     spec = template["spec"]
     for group in ("initContainers", "containers"):
         for one in spec.get(group) or ():
-            found += _container(one, f"{FIELD}.spec.{group}[{one['name']}]", reserved)
+            field = f"{FIELD}.spec.{group}[{one['name']}]"
+            found += _container(one, field, reserved)
+            if one["name"] not in imageless:
+                found += _image(one.get("image"), f"{field}.image")
     if found:
         raise OverlayRefusedError(found)
 
@@ -57,6 +61,13 @@ def _container(one: Mapping[str, Any], field: str, reserved: Collection[str]) ->
         elif item.get("name") in reserved:
             why = "what lies there is for Kitestring's own containers"
             yield Refusal(f"{where}.name", str(item["name"]), why, "mount a volume of your own")
+
+
+def _image(image: object, field: str) -> Iterator[Refusal]:
+    """The API asks for none: on one machine an agent is a process."""
+    if not isinstance(image, str) or not image.strip():
+        found = "nothing" if image is None else _kind(image)
+        yield Refusal(field, found, "in a cluster a container needs an image", "write the image that holds its program")
 
 
 def _object(value: object, field: str) -> Iterator[Refusal]:

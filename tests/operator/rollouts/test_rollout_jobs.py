@@ -9,7 +9,8 @@ import pytest
 
 from kitestring_api import names
 from kitestring_operator.observed import Manifest, RunContext, WantedRollout
-from kitestring_operator.rollouts import rollout_job
+from kitestring_operator.overlay import OverlayRefusedError
+from kitestring_operator.rollouts import rollout_job, sample_job, worker_objects
 from kitestring_operator.rollouts.rollout_jobs import START_SECONDS, attempt_seconds, has_ended, refusal, rollout_of
 from tests.operator.rollouts.rendering import WANTED, container_of, context, decoded, of_case, pool_of
 
@@ -111,6 +112,28 @@ def test_resources_that_are_none(resources: dict[str, Any], says: str) -> None:
     why = refusal(_pool([]), replace(PLAIN, resources=resources))
     assert why is not None
     assert why.startswith(says)
+
+
+def _without_image(**further: Any) -> RunContext:
+    pool = pool_of("job")
+    del pool["spec"]["template"]["spec"]["containers"][0]["image"]
+    pool["spec"] |= further
+    return context(pool)
+
+
+def test_where_tasks_name_their_images_the_pool_needs_none() -> None:
+    made = _without_image(allowedImages=["registry.example/tasks/*"])
+    assert worker_objects(made)
+    assert _agent(made, WANTED)["image"] == "registry.example/tasks/3:1"
+    sample = container_of(sample_job(made)["spec"]["template"]["spec"], "agent")
+    assert sample["image"] == "registry.example/tasks/sample"
+    assert refusal(made.pool, WANTED) is None
+    assert refusal(made.pool, PLAIN) == ("the field image names no image, and spec.template of the pool has none")
+
+
+def test_a_pool_of_which_no_job_can_be_made_is_refused_before_a_rollout_is_wanted() -> None:
+    with pytest.raises(OverlayRefusedError, match=r"containers\[agent\]\.image: found nothing"):
+        worker_objects(_without_image(perTask={}, allowedImages=[]))
 
 
 def _pool(allowed: list[str]) -> Any:

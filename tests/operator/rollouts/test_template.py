@@ -19,6 +19,10 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"agent": {"resources": {"limits": [1]}}}, "containers[agent].resources.limits: found [1]; an object"),
     ({"agent": {"volumeMounts": "data"}}, "containers[agent].volumeMounts: found 'data'; a list"),
     ({"agent": {"volumeMounts": [{"name": "data"}]}}, "containers[agent].volumeMounts[0]: found an object; an object"),
+    ({"agent": {"image": None}}, "spec.template.spec.containers[agent].image: found nothing; in a cluster"),
+    ({"agent": {"image": " "}}, "spec.template.spec.containers[agent].image: found ' '; in a cluster"),
+    ({"initContainers": [{"name": "data"}]}, "spec.template.spec.initContainers[data].image: found nothing"),
+    ({"initContainers": [{"name": "data", "image": 1}]}, "spec.template.spec.initContainers[data].image: found 1"),
     ({"metadata": {"labels": "team=a"}}, "spec.template.metadata.labels: found 'team=a'; an object"),
     (
         {"agent": {"volumeMounts": [{"name": "kitestring-keys", "mountPath": "/keys"}]}},
