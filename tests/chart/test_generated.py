@@ -11,8 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from charts import generate
+from kitestring_api.errors import UserMistakeError
+from kitestring_operator.parts.storage import s3_address
+from kitestring_operator.settings import DefaultStorage
 from tests.chart.conftest import CHART, ROOT
 
 VALUES = (CHART / "values.yaml").read_text(encoding="utf-8")
@@ -31,6 +35,44 @@ def test_no_other_definition_lies_in_the_chart() -> None:
 
 def test_the_defaults_are_valid() -> None:
     jsonschema.validate(yaml.safe_load(VALUES), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bucket", "runs"),
+        ("bucket", "my.runs-1"),
+        ("bucket", "ab"),
+        ("bucket", "Runs"),
+        ("bucket", "-runs"),
+        ("prefix", "team-a/runs/"),
+        ("prefix", "/team"),
+        ("prefix", "team a"),
+        ("prefix", "a" * 1025),
+        ("endpoint", "https://s3.example.com"),
+        ("endpoint", "http://10.0.0.1:9000/"),
+        ("endpoint", "https://s3.example.com/runs"),
+        ("endpoint", "https://s3.example.com?a=b"),
+        ("endpoint", "https://me@s3.example.com"),
+        ("endpoint", "https:///runs"),
+        ("endpoint", "s3.example.com"),
+        ("region", "eu-central-1"),
+        ("region", "r" * 257),
+    ],
+)
+def test_the_schema_accepts_a_default_storage_exactly_where_the_operator_does(field: str, value: str) -> None:
+    storage = {"bucket": "runs", field: value}
+    assert _is_carried_out(storage) is jsonschema.Draft7Validator(SCHEMA).is_valid({"defaultStorage": storage})
+
+
+def _is_carried_out(storage: dict[str, str]) -> bool:
+    """Whether the operator starts with it, and its runs after that."""
+    try:
+        default = DefaultStorage.model_validate(storage | {"accessKeyFile": "/a", "secretKeyFile": "/b"})
+        s3_address(default.endpoint or "https://s3.amazonaws.com", default.region or "")
+    except (ValidationError, UserMistakeError):
+        return False
+    return True
 
 
 def schema_paths(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:

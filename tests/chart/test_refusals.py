@@ -13,6 +13,9 @@ BY_SCHEMA = {
     "images.prefix=registry.example.com": "at '/images/prefix': 'registry.example.com' does not match pattern",
     "namespaces={Team_A}": "at '/namespaces/0': 'Team_A' does not match pattern",
     "defaultStorage.endpoint=minio:9000": "at '/defaultStorage/endpoint': 'minio:9000' does not match pattern",
+    "defaultStorage.endpoint=http://s3.test/a": "at '/defaultStorage/endpoint': 'http://s3.test/a' does not match",
+    "defaultStorage.prefix=team a": "at '/defaultStorage/prefix': 'team a' does not match pattern",
+    "defaultStorage.existingSecret=Keys": "at '/defaultStorage/existingSecret': 'Keys' does not match pattern",
     "settings.collectorKind=jaeger": "at '/settings/collectorKind': value must be one of 'contrib', 'builtin'",
     "settings.leaseSeconds=1": "at '/settings/leaseSeconds': minimum: got 1, want 3",
     "settings.defaultTemplates.agent.spec=x": "additional properties 'agent' not allowed",
@@ -32,7 +35,14 @@ BY_TEMPLATE = {
         'defaultStorage.existingSecret: found "keys", and accessKeyId or secretAccessKey too; use one of the two'
     ),
     ("defaultStorage.bucket=runs", "defaultStorage.existingSecret=keys", "seaweedfs.enabled=true"): (
-        'seaweedfs.enabled: found true, and defaultStorage.bucket is "runs"; use one of the two'
+        "seaweedfs.enabled: found true, and defaultStorage.bucket is set; use one of the two"
+    ),
+    ("defaultStorage.endpoint=https://s3.example.com", "seaweedfs.enabled=true"): (
+        "seaweedfs.enabled: found true, and defaultStorage.endpoint is set; use one of the two"
+    ),
+    ("defaultStorage.existingSecret=keys",): (
+        "defaultStorage.bucket: found nothing, and defaultStorage.existingSecret is set; "
+        "name the bucket, or set none of them"
     ),
     ("serviceAccount.create=false",): (
         "serviceAccount.name: found nothing, and serviceAccount.create is false; "

@@ -1,8 +1,14 @@
 {{/* Whether there is a default storage: "true" or nothing. Refuses values that contradict each other. */}}
 {{- define "kitestring.hasStorage" -}}
 {{- $storage := .Values.defaultStorage -}}
-{{- if and .Values.seaweedfs.enabled $storage.bucket -}}
-{{- fail (printf "seaweedfs.enabled: found true, and defaultStorage.bucket is %q; use one of the two" $storage.bucket) -}}
+{{- range $field := list "bucket" "prefix" "endpoint" "region" "existingSecret" "accessKeyId" "secretAccessKey" -}}
+{{- if index $storage $field -}}
+{{- if $.Values.seaweedfs.enabled -}}
+{{- fail (printf "seaweedfs.enabled: found true, and defaultStorage.%s is set; use one of the two" $field) -}}
+{{- else if not $storage.bucket -}}
+{{- fail (printf "defaultStorage.bucket: found nothing, and defaultStorage.%s is set; name the bucket, or set none of them" $field) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $pair := and $storage.accessKeyId $storage.secretAccessKey -}}
 {{- if and $storage.bucket (not $storage.existingSecret) (not $pair) -}}
