@@ -8,6 +8,7 @@ from typing import Final
 
 import yaml
 
+from e2e.harness.agents import FOLDER
 from e2e.harness.kubectl import call
 from e2e.node import kind, kube, layout
 from e2e.node.command import Failed, digest
@@ -43,6 +44,8 @@ class Images:
     seaweedfs: str
     python: str
     """A plain Python 3.11, for agents that are a few lines."""
+    static: str
+    """One static program, `/agent`, and nothing else: `e2e/agents/static`."""
     mounted: tuple[str, ...] = ()
     """Folders that trainer and policy servers mount from their node; none where their images hold everything."""
 
@@ -61,11 +64,11 @@ def provide() -> Images:
         with step(f"build {', '.join(_BUILT)}"):
             command = ["images/build.sh", *_BUILT, "--base-image", layout.BASE_IMAGE, "--prefix", prefix, "--tag", key]
             call(command, seconds=900, env=environment(), cwd=layout.REPOSITORY)
-    mounted, seaweedfs = _mounted_image(), _seaweedfs_image()
-    kind.load([*built, mounted, seaweedfs])
+    mounted, seaweedfs, static = _mounted_image(), _seaweedfs_image(), _static_image()
+    kind.load([*built, mounted, seaweedfs, static])
     operator, rollout, agent = built
     kind.name(agent, _name_in_example())
-    kind.unload([old for image in built for old in remove_other_tags(image)])
+    kind.unload([old for image in (*built, static) for old in remove_other_tags(image)])
     return Images(
         operator=operator,
         rollout=rollout,
@@ -74,6 +77,7 @@ def provide() -> Images:
         agent=agent,
         seaweedfs=seaweedfs,
         python=layout.BASE_IMAGE,
+        static=static,
         mounted=tuple(str(path) for path, read_only in layout.mounts() if read_only),
     )
 
@@ -90,6 +94,7 @@ def _named() -> Images:
         agent=f"{prefix}calculator-agent:{tag}",
         seaweedfs="",
         python="python:3.11-slim-bookworm",
+        static=f"{prefix}static-agent:{tag}",
     )
 
 
@@ -121,6 +126,16 @@ def _mounted_image() -> str:
     if not image_exists(tag):
         with scratch("mounted-") as context:
             build("mounted", tag, context, BASE=layout.BASE_IMAGE, VENV=str(layout.VENV), FOLDER=str(_EXAMPLE))
+    return tag
+
+
+def _static_image() -> str:
+    """The agent that needs nothing of its image."""
+    sources = FOLDER / "static"
+    tag = f"kitestring-e2e/static-agent:{digest([sources])}"
+    if not image_exists(tag):
+        with step(f"build {tag}"):
+            call([str(sources / "build.sh"), tag], seconds=300, env=environment())
     return tag
 
 

@@ -1,4 +1,4 @@
-"""What a run wrote down in object storage: plans and commits, as they lie there."""
+"""What a run wrote down in object storage: plans, commits and traces, as they lie there."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 from e2e.harness.api import Object
+from kitestring_api import names
 from kitestring_operator.identity import run_id
 from kitestring_rollout.storage import ObjectStore
-from kitestring_trainer.ledger import COMMITS, PLANS
+from kitestring_rollout.traces.attempts import ProvenAttempt
+from kitestring_rollout.traces.reader import read_attempts
+from kitestring_trainer.ledger import COMMITS, INCARNATIONS, PLANS
 
 
 class Ledger:
@@ -31,6 +34,15 @@ class Ledger:
         """What became of each rollout of a training step."""
         rollouts: list[dict[str, Any]] = self._read(f"{COMMITS}t{step:06d}.json")["rollouts"]
         return rollouts
+
+    def resumed_steps(self) -> list[int]:
+        """After which step each start of the trainer went on, the first one first."""
+        return [self._read(key)["resumed_step"] for key in sorted(self.keys(INCARNATIONS))]
+
+    def attempts(self) -> dict[str, ProvenAttempt]:
+        """The attempts that storage proves to be complete, by id."""
+        found = read_attempts(self._store, prefix=self._prefix + names.PREFIX_TRACES)
+        return {one.attempt: one for one in found if isinstance(one, ProvenAttempt)}
 
     def _read(self, key: str) -> Any:
         return json.loads(self._store.get(self._prefix + key))

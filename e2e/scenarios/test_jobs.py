@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -111,6 +112,47 @@ def test_each_rollout_has_a_job_of_its_own(
     assert Counter(image for _, image in pods.values()) == {images.python: 4, images.agent: 1, ABSENT: 2}
     for kind in (JOB, SECRET):
         namespace.until_gone(kind, seconds=15, selector=names.LABEL_ROLLOUT)
+
+
+def test_agent_needs_nothing_of_its_image(images: Images, namespace: Namespace, store: ObjectStore) -> None:
+    """One static program is enough, as the image of a task and as that of a pool: no shell, no C library, no Python."""
+    tasks = [{"question": "2 + 3 =", "worth": worth, "image": images.static} for worth in (0.25, 0.75)]
+    by_task = one_program(
+        images,
+        "by-task",
+        images.python,  # which has no such program
+        isolation="Job",
+        perTask={"imageField": "image"},
+        allowedImages=[images.static],
+    )
+    for pool in (by_task, one_program(images, "worker", images.static, isolation="Worker")):
+        name = pool["metadata"]["name"]
+        rollouts = {"poolRef": {"name": name}, "tasksPerStep": len(tasks), "groupSize": 1, "minGroupSize": 1}
+        run = runs.collecting(name, steps=1, tasks={"train": {"inline": tasks}}, rollouts=rollouts)
+        namespace.apply(pool, run)
+    for name in ("by-task", "worker"):
+        run = runs.until_finished(namespace, name, seconds=END_SECONDS)
+        runs.assert_succeeded(run)
+        ledger = Ledger(store, run)
+        committed, attempts = ledger.commit(1), ledger.attempts()
+        assert {(one["class"], one["excluded"], one["tries"]) for one in committed} == {
+            (names.CLASS_SUCCEEDED, None, 1)
+        }
+        rewards = {one["task"]: (one["reward"], one["reward_source"]) for one in committed}
+        assert rewards == {number: (task["worth"], "agent") for number, task in enumerate(tasks)}, name
+        for rollout in committed:
+            attempt = attempts[rollout["attempt"]]
+            (call,) = attempt.calls()
+            said, reply = json.loads(attempt.end.output or ""), call.choices[0].message or {}
+            assert said == {"answer": reply["content"], "files": ["/agent"]}, f"{name}: the image has nothing else"
+
+
+def one_program(images: Images, name: str, image: str, **spec: Any) -> Object:
+    """A pool of the agent `/agent`, which reads its task from a file, writes its output to one and rewards itself."""
+    protocol = {"task": {"from": "file"}, "output": {"from": "file"}}
+    made = runs.pool(images, name, agentProtocol=protocol, reward={"source": "agent"}, **spec)
+    made["spec"]["template"]["spec"]["containers"][0] |= {"image": image, "command": ["/agent"]}
+    return made
 
 
 def watch_pods(namespace: Namespace) -> tuple[dict[str, tuple[str, str]], int]:

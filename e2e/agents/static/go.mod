@@ -1,0 +1,3 @@
+module kitestring.dev/static-agent
+
+go 1.24
