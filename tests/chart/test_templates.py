@@ -111,13 +111,18 @@ def test_an_existing_secret_is_used_as_it_is(render: Render) -> None:
 
 
 def test_changed_settings_and_keys_start_new_pods(render: Render) -> None:
-    def annotations(*settings: str) -> dict[str, str]:
-        template = of_kind(render(*settings), "Deployment")[0]["spec"]["template"]
-        found: dict[str, str] = template["metadata"]["annotations"]
-        return found
+    def pod(kind: str, *settings: str) -> Manifest:
+        template: Manifest = of_kind(render(*settings), kind)[0]["spec"]["template"]
+        return template
 
-    assert annotations("settings.pollSeconds=3") != annotations()
-    assert annotations(*SEAWEEDFS) != annotations(SEAWEEDFS[0], "seaweedfs.secretAccessKey=other")
+    assert pod("Deployment", "settings.pollSeconds=3") != pod("Deployment")
+    own = "defaultStorage.bucket=runs,defaultStorage.accessKeyId=a,defaultStorage.secretAccessKey="
+    assert pod("Deployment", own + "one") != pod("Deployment", own + "two")
+    for kind in ("Deployment", "StatefulSet"):
+        assert pod(kind, *SEAWEEDFS) != pod(kind, SEAWEEDFS[0], "seaweedfs.secretAccessKey=other")
+    assert pod("StatefulSet", *SEAWEEDFS) == pod("StatefulSet", *SEAWEEDFS, "settings.pollSeconds=3,replicas=1"), (
+        "its volume may go with its pod"
+    )
 
 
 # --- definitions --------------------------------------------------------------------------------------------------

@@ -25,6 +25,13 @@
 {{- .Values.defaultStorage.existingSecret | default (printf "%s-storage" (include "kitestring.name" .)) -}}
 {{- end -}}
 
+{{/* Changes with the keys that the values give; a key that is drawn does not change. */}}
+{{- define "kitestring.storageKeysDigest" -}}
+{{- $values := .Values.defaultStorage -}}
+{{- if .Values.seaweedfs.enabled }}{{ $values = .Values.seaweedfs }}{{ end -}}
+{{- printf "%s/%s" $values.accessKeyId $values.secretAccessKey | sha256sum -}}
+{{- end -}}
+
 {{/* defaultStorage of operator.yaml. */}}
 {{- define "kitestring.storageSettings" -}}
 {{- $storage := .Values.defaultStorage -}}
