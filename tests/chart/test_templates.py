@@ -125,6 +125,14 @@ def test_changed_settings_and_keys_start_new_pods(render: Render) -> None:
     )
 
 
+def test_the_keys_of_seaweedfs_stay_when_the_release_goes(render: Render) -> None:
+    """What goes on has them. Keys that the values give to a storage of others go with the release."""
+    (secret,) = of_kind(render(*SEAWEEDFS), "Secret")
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    (secret,) = of_kind(render(values=EVERYTHING), "Secret")
+    assert "annotations" not in secret["metadata"]
+
+
 # --- definitions --------------------------------------------------------------------------------------------------
 
 
