@@ -93,7 +93,8 @@ class RolloutPoolSpec(ApiModel):
 
 
 def _fixed_while_used(section: str, same: str = "", but: str = "") -> Rule:
-    """The rule that `spec.<section>`, which every pool has by default, stays as it is while runs use the pool.
+    """The rule that `spec.<section>`, which every pool has by default, stays as it is while runs use the pool:
+    from their start to their end.
 
     `same`: CEL for it, where a part of it may change, which `but` names.
     """
@@ -101,7 +102,7 @@ def _fixed_while_used(section: str, same: str = "", but: str = "") -> Rule:
         "!has(oldSelf.status) || !has(oldSelf.status.runs) || oldSelf.status.runs == 0 "
         f"|| {same or f'self.spec.{section} == oldSelf.spec.{section}'}",
         f"spec.{section}{but} cannot change while runs use the pool",
-        "wait until status.runs is 0, or make a second pool",
+        "wait until status.runs is 0 or delete the runs in status.users, or make a second pool for the next run",
         field=f".spec.{section}",
         reason="FieldValueForbidden",
     )

@@ -118,7 +118,7 @@ class RolloutPoolStatus(ApiModel):
     observed_generation: int | None = Field(None, ge=0, description="Generation of the spec that this is about.")
     replicas: int | None = Field(None, ge=0, description="Workers or Jobs that exist, over all runs.")
     ready_replicas: int | None = Field(None, ge=0, description="Those of them that are ready.")
-    runs: int | None = Field(None, ge=0, description="Runs that use the pool and have not ended.")
+    runs: int | None = Field(None, ge=0, description="Runs that use the pool: those that have started and not ended.")
     users: list[str] = Field(
         default_factory=list,
         max_length=64,

@@ -21,12 +21,19 @@ POOL: Manifest = {
 }
 
 
-def _run(name: str, phase: str | None = None, pool: str = "calculator", namespace: str = "team-a") -> Manifest:
+def _run(
+    name: str,
+    phase: str | None = None,
+    pool: str = "calculator",
+    namespace: str = "team-a",
+    started: bool = True,
+) -> Manifest:
+    status = ({"phase": phase} if phase else {}) | ({"startTime": "2026-03-01T11:00:00Z"} if started else {})
     return {
         "kind": "TrainingRun",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"rollouts": {"poolRef": {"name": pool}}},
-        "status": {"phase": phase} if phase else {},
+        "status": status,
     }
 
 
@@ -64,9 +71,12 @@ def test_a_pool_that_nobody_uses() -> None:
     }
 
 
-def test_users_are_the_runs_that_refer_to_it_and_have_not_ended() -> None:
+def test_users_are_the_runs_that_refer_to_it_and_are_under_way() -> None:
     runs = [
-        _run("new"),
+        _run("new", started=False),
+        _run("refused", "Pending", started=False),
+        _run("waiting", "Queued", started=False),
+        _run("queued-again", "Queued"),
         _run("running", "Running"),
         _run("asleep", "Suspended"),
         _run("done", "Succeeded"),
@@ -75,11 +85,11 @@ def test_users_are_the_runs_that_refer_to_it_and_have_not_ended() -> None:
         _run("namesake", "Running", namespace="team-b"),
     ]
     status = _status(runs, [])
-    assert (status["runs"], status["users"]) == (3, ["asleep", "new", "running"])
+    assert (status["runs"], status["users"]) == (3, ["asleep", "queued-again", "running"])
 
 
 def test_users_are_bounded_but_counted() -> None:
-    status = _status([_run(f"run-{index:03d}") for index in range(100)], [])
+    status = _status([_run(f"run-{index:03d}", "Running") for index in range(100)], [])
     assert (status["runs"], len(status["users"]), status["users"][0]) == (100, 64, "run-000")
 
 
