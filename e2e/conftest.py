@@ -113,7 +113,7 @@ def release(alone: None, api: Api, images: Images) -> Iterator[Release]:
         yield release
     finally:
         if not KEEP:
-            release.uninstall()
+            release.remove()
 
 
 @pytest.fixture

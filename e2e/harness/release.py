@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
-from e2e.harness.api import Api
+import yaml
+
+from e2e.harness.api import Api, is_true
 from e2e.harness.images import Images
-from e2e.harness.kinds import DEFINITION, NAMESPACE, POD
+from e2e.harness.kinds import DEFINITION, DEPLOYMENT, NAMESPACE, POD
 from e2e.harness.kubectl import call
 from e2e.node import layout, programs
 from e2e.node.progress import step
@@ -19,6 +24,9 @@ BUCKET: Final = "kitestring"
 ACCESS_KEY: Final = "kitestring"
 SECRET_KEY: Final = "only-for-tests-0123456789"
 CHART: Final = layout.REPOSITORY / "charts" / "kitestring"
+KUBE_VERSION: Final = "1.34"
+"""For `helm template`, which asks no cluster; a Helm that is built from its module knows none."""
+_OPERATORS: Final = "app.kubernetes.io/name=kitestring"
 
 
 class Release:
@@ -28,37 +36,81 @@ class Release:
         self.api = api
         self.images = images
         self.namespace = NAME
-        self._values: dict[str, Any] = values(images)
+        self.values: Final = values(images)
+        """The chart's values as the tests install it."""
 
-    def install(self, **changes: Any) -> None:
-        """`helm upgrade --install` with the tests' values and `changes` of top-level ones; waits until it is ready."""
-        self._values |= changes
+    def install(self, chart: Path = CHART, **changes: Any) -> None:
+        """`helm upgrade --install` with the tests' values and `changes` of top-level ones.
+
+        It is ready afterwards, and no operator of an installation before is left.
+        """
         with step("install the chart"):
             options = ["--namespace", NAME, "--create-namespace", "--wait", "--timeout", "180s", "--values", "-"]
-            self._helm("upgrade", "--install", NAME, str(CHART), *options, stdin=json.dumps(self._values), seconds=240)
+            chosen = json.dumps(self.values | changes)
+            self._helm("upgrade", "--install", NAME, str(chart), *options, stdin=chosen, seconds=240)
+            deployment = self.api.get(DEPLOYMENT, NAME, NAME)
+            assert deployment is not None
+            replicas = deployment["spec"]["replicas"]
+            self.api.until(
+                POD,
+                lambda pods: len(pods) == replicas and all(is_true(pod, "Ready") for pod in pods.values()),
+                f"{replicas} operators, and no other",
+                seconds=90,
+                namespace=NAME,
+                selector=_OPERATORS,
+            )
+
+    @contextmanager
+    def changed(self, chart: Path = CHART, **changes: Any) -> Iterator[None]:
+        """Another chart or other values for a while; the usual installation is back afterwards."""
+        try:
+            self.install(chart, **changes)
+            yield
+        finally:
+            self.install()
 
     def uninstall(self) -> None:
-        """Take everything away again, the definitions too, which a user would keep."""
+        """`helm uninstall`, which keeps the definitions, and with them runs and pools."""
         with step("uninstall the chart"):
             self._helm("uninstall", NAME, "--namespace", NAME, "--ignore-not-found", "--wait", "--timeout", "120s")
-            for plural in ("trainingruns", "rolloutpools"):
-                self.api.delete(DEFINITION, f"{plural}.{names.GROUP}")
-            self.api.delete(NAMESPACE, NAME)
-            self.api.until_gone(NAMESPACE, None, seconds=120, name=NAME)
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """The chart's values as they are installed."""
-        return dict(self._values)
+    def remove(self) -> None:
+        """Take everything away again, the definitions too, which a user would keep."""
+        self.uninstall()
+        for definition in definitions():
+            self.api.delete(DEFINITION, definition)
+        self.api.delete(NAMESPACE, NAME)
+        self.api.until_gone(NAMESPACE, None, seconds=120, name=NAME)
 
     def operators(self) -> list[str]:
         """Names of the operator's pods."""
-        selector = "app.kubernetes.io/name=kitestring"
-        return [pod["metadata"]["name"] for pod in self.api.listed(POD, NAME, selector)]
+        return [pod["metadata"]["name"] for pod in self.api.listed(POD, NAME, _OPERATORS)]
+
+    @property
+    def storage(self) -> str:
+        """Name of the Service of the chart's SeaweedFS, and of its StatefulSet."""
+        return f"{NAME}-seaweedfs"
+
+    def storage_for(self, namespace: str) -> list[dict[str, Any]]:
+        """Objects of the chart's SeaweedFS, for another namespace: same names, bucket and keys."""
+        options = ["--namespace", namespace, "--kube-version", KUBE_VERSION, "--values", "-"]
+        for template in ("seaweedfs", "storage-secret"):
+            options += ["--show-only", f"templates/{template}.yaml"]
+        text = self._helm("template", NAME, str(CHART), *options, stdin=json.dumps(self.values))
+        return [item for item in yaml.safe_load_all(text) if item]
 
     def _helm(self, *arguments: str, stdin: str | None = None, seconds: float = 180) -> str:
-        helm = os.environ.get("E2E_HELM") or str(programs.program(programs.CLUSTER, "helm"))
-        return call([helm, "--kubeconfig", str(self.api.kubeconfig), *arguments], stdin=stdin, seconds=seconds)
+        return call([helm(), "--kubeconfig", str(self.api.kubeconfig), *arguments], stdin=stdin, seconds=seconds)
+
+
+def helm() -> str:
+    """The program."""
+    return os.environ.get("E2E_HELM") or str(programs.program(programs.CLUSTER, "helm"))
+
+
+def definitions() -> list[str]:
+    """Names of the custom resource definitions."""
+    return [f"{plural}.{names.GROUP}" for plural in ("trainingruns", "rolloutpools")]
 
 
 def values(images: Images) -> dict[str, Any]:
