@@ -114,7 +114,7 @@ manifests: ## build/install.yaml: the rendered chart as one file (HELM_ARGS="--s
 	@mkdir -p build
 	{ printf 'apiVersion: v1\nkind: Namespace\nmetadata:\n  name: kitestring\n'; \
 	  $(HELM) template kitestring charts/kitestring --namespace kitestring --skip-tests $(HELM_ARGS); } > build/install.yaml
-	@echo "kubectl apply --server-side -f build/install.yaml"
+	@echo "kubectl apply -f build/install.yaml"
 
 locks: $(BIN)/uv ## write every lock file anew
 	bash locks/compile.sh
