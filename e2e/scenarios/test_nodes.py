@@ -1,4 +1,4 @@
-"""What befalls a run from below and above: nodes, storage, installation, deletion; and steps that all fail."""
+"""What befalls a run from below and above: nodes, storage, deletion; and steps that all fail."""
 
 from __future__ import annotations
 
@@ -126,37 +126,6 @@ def test_storage_that_restarts_costs_no_rollout(
     runs.assert_succeeded(run)
     assert audited(namespace.kubectl, run, tmp_path, 3) == {names.CLASS_SUCCEEDED: 3 * ROLLOUTS}
     assert run["status"]["restarts"] == 0
-
-
-def test_upgrade_leaves_runs_alone(images: Images, release: Release, namespace: Namespace, tmp_path: Path) -> None:
-    """`helm upgrade` with other values in mid-step: another operator, and the same pods of the run."""
-    namespace.apply(stopping_pool(images), stopping_run(2))
-    settings = release.values["settings"]
-    templates = settings["defaultTemplates"]
-    noted = {"metadata": {"annotations": {"example.com/noted": "after the upgrade"}}}
-    changed = settings | {"defaultTemplates": {**templates, "gateway": noted, "trainer": templates["trainer"] | noted}}
-    with barrier.barrier(namespace, images) as gate:
-        in_midst(gate, 1)
-        before, operators = uids(namespace), set(release.operators())
-        try:
-            release.install(settings=changed, logLevel="debug")
-            release.api.until(
-                POD,
-                lambda pods: not operators & set(pods),
-                "end of the old operators",
-                seconds=60,
-                namespace=release.namespace,
-            )
-            gate.open("step-1")
-            in_midst(gate, 2)
-            assert uids(namespace) == before, "no pod was replaced"
-            gate.open("step-2")
-            run = runs.until_finished(namespace, "run", seconds=120)
-        finally:
-            release.install(settings=settings, logLevel="info")
-    runs.assert_succeeded(run)
-    assert audited(namespace.kubectl, run, tmp_path, 2) == {names.CLASS_SUCCEEDED: 2 * ROLLOUTS}
-    assert run["status"]["restarts"] == run["status"]["rolloutsRetried"] == 0
 
 
 def test_steps_in_which_all_fail(images: Images, namespace: Namespace, store: ObjectStore) -> None:
@@ -327,12 +296,6 @@ def workers(api: Api) -> list[str]:
 def in_midst(gate: Barrier, step: int) -> dict[str, str]:
     """The rollouts that stand at the barrier in a step, with their attempts, once all slots are taken."""
     return {said["rollout"]: said["attempt"] for said in gate.until(f"step-{step}", SLOTS, seconds=START_SECONDS)}
-
-
-def uids(namespace: Namespace) -> dict[str, str]:
-    """The pods of the run."""
-    pods = namespace.pods(f"{names.LABEL_RUN}=run")
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
 @contextmanager
