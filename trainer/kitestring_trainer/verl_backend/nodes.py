@@ -175,14 +175,16 @@ def await_machines(nodes: int, stopping: Callable[[], bool]) -> None:
     deadline = time.monotonic() + HEAD_AWAITED_SECONDS
     logged = 0
     while not stopping():
-        alive = sum(node["Alive"] for node in ray.nodes())
-        if alive >= nodes:
+        there = sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
+        if len(there) != logged:
+            logger.info("%d of %d machines are there: %s", len(there), nodes, ", ".join(there))
+            logged = len(there)
+        if len(there) >= nodes:
             return
-        if alive != logged:
-            logger.info("%d of %d machines are there", alive, nodes)
-            logged = alive
         if time.monotonic() > deadline:
-            raise TrainerLostError(f"only {alive} of {nodes} machines joined Ray within {HEAD_AWAITED_SECONDS:.0f} s")
+            raise TrainerLostError(
+                f"only {len(there)} of {nodes} machines joined Ray within {HEAD_AWAITED_SECONDS:.0f} s"
+            )
         time.sleep(LOOK_SECONDS)
 
 
