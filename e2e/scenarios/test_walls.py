@@ -34,6 +34,8 @@ WORKER, JOB = "worker", "job"
 AGENT_USER = "10001"
 OF_THE_RUNTIME = {"/dev/shm", "/dev/mqueue", "/dev/termination-log"}
 """What every container may write to, in memory and of this pod alone, and the last words of its first process."""
+OF_THE_ATTEMPT = ("reward", "no json", "no model", "steering", "media", "spans", "gzip")
+"""Tries with the agent's own token at a route that there is: only these are known to be of its attempt."""
 HIDDEN = f"hidden-{secrets.token_hex(8)}"
 Target = tuple[str, str, int]
 """What it is, host, port."""
@@ -111,6 +113,16 @@ def test_every_request_is_refused(scene: Scene) -> None:
         assert len(queue) >= 6 and all(seen == {401} for seen in queue.values()), f"{run}: {queue}"
         assert statuses["reward"] == {403}, run
         assert all(status >= 400 for seen in statuses.values() for status in seen), f"{run}: {statuses}"
+
+
+def test_every_refusal_is_counted(scene: Scene) -> None:
+    """What an agent tried and was refused stands in the record of its attempt, one for one, and is no call of it."""
+    for run, several in scene.ends.items():
+        for attempt in several:
+            tried = [what for what, _, _ in json.loads(attempt.end.output or "")["refusals"] if what in OF_THE_ATTEMPT]
+            assert set(tried) == set(OF_THE_ATTEMPT), run
+            assert attempt.end.calls.rejected == len(tried), f"{run}: {attempt.end.calls}"
+            assert attempt.end.n_calls == attempt.end.calls.admitted == 0, f"{run}: {attempt.end.calls}"
 
 
 def test_pod_has_no_rights(scene: Scene) -> None:
