@@ -74,7 +74,8 @@ def test_suspended_run_goes_on_where_it_was(
 def test_running_run_is_resized(
     kubectl: Kubectl, images: Images, namespace: Namespace, store: ObjectStore, tmp_path: Path
 ) -> None:
-    """In mid-step the pool grows and shrinks, steps, policy servers and gateways are added: nothing is lost by it."""
+    """In mid-step the pool grows and shrinks, more agents get into a worker, steps, policy servers and gateways are
+    added: nothing is lost by it."""
     rollouts = {"poolRef": {"name": "pool"}, "tasksPerStep": 4, "groupSize": 4}
     namespace.apply(stopping_pool(images, rolloutsPerWorker=2), runs.collecting(steps=2, rollouts=rollouts))
     with barrier.barrier(namespace, images) as gate:
@@ -101,10 +102,15 @@ def test_running_run_is_resized(
         for pod in ("run-policy-1", "run-gateway-1"):
             namespace.until_condition(POD, pod, "Ready", seconds=CHANGE_SECONDS)
         gate.open("step-1")
+
+        few = gate.until("step-2", 2, seconds=CHANGE_SECONDS)
+        namespace.kubectl("patch", "rolloutpool/pool", "--type=merge", "--patch", '{"spec": {"rolloutsPerWorker": 4}}')
+        many = gate.until("step-2", 6, seconds=CHANGE_SECONDS)
+        assert many[:2] == few, "another worker takes four; the one before it lets its two agents end"
         gate.open("step-2")
-        gate.until("step-3", 2, seconds=CHANGE_SECONDS)
+        gate.until("step-3", 4, seconds=CHANGE_SECONDS)
         assert namespace.get(RUN, "run")["status"]["steps"] == 3
-        assert len(rollout_pods(namespace, "run")) == 1
+        until_one_worker(namespace)
         for pod in ("run-policy-0", "run-policy-1"):
             with namespace.kubectl.forwarded(f"pod/{pod}", names.PORT_POLICY) as port:
                 assert generated_tokens(port) > 0, f"{pod} answers calls"
@@ -116,7 +122,8 @@ def test_running_run_is_resized(
     assert audited(kubectl, run, tmp_path, 3) == {names.CLASS_SUCCEEDED: 48}
     ledger = Ledger(store, run)
     assert {rollout["tries"] for step in (1, 2, 3) for rollout in ledger.commit(step)} == {1}
-    assert {said["attempt"] for said in standing} <= {rollout["attempt"] for rollout in ledger.commit(1)}
+    for step, said in ((1, standing), (2, many)):
+        assert {one["attempt"] for one in said} <= {rollout["attempt"] for rollout in ledger.commit(step)}
     assert len({rollout["epoch"] for step in (2, 3) for rollout in ledger.commit(step)}) == 2, "both gateways are used"
 
 
@@ -209,6 +216,12 @@ def stopping_pool(images: Images, **spec: Any) -> Object:
 def rollout_pods(namespace: Namespace, run: str) -> list[Object]:
     """Pods of the workers of a run."""
     return namespace.pods(f"{names.LABEL_RUN}={run},{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}")
+
+
+def until_one_worker(namespace: Namespace) -> None:
+    """Return once no other worker's pod is left."""
+    selector = f"{names.LABEL_RUN}=run,{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}"
+    namespace.until(POD, lambda pods: len(pods) == 1, "the only worker", seconds=CHANGE_SECONDS, selector=selector)
 
 
 def until_pool(namespace: Namespace, **figures: int) -> dict[str, Any]:
