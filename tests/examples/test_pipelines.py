@@ -19,20 +19,7 @@ from hypothesis import strategies as st
 from kitestring_api.v1alpha1 import RolloutPool
 from kitestring_api.v1alpha1.status import ConditionType, Phase, TrainingRunStatus
 from tests.examples.conditions import Requirement, argo_verdict, parse_selector, wait_is_over
-
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
-WORKFLOW = yaml.safe_load((EXAMPLES / "argo/workflow.yaml").read_text(encoding="utf-8"))
-TEMPLATES = {template["name"]: template for template in WORKFLOW["spec"]["templates"]}
-
-
-def scripts() -> dict[str, str]:
-    """The commands with which each CI file trains."""
-    github = yaml.safe_load((EXAMPLES / "ci/github-actions.yml").read_text(encoding="utf-8"))
-    (step,) = (step for step in github["jobs"]["train"]["steps"] if step.get("id") == "train")
-    gitlab = yaml.safe_load((EXAMPLES / "ci/gitlab-ci.yml").read_text(encoding="utf-8"))
-    (script,) = gitlab["train"]["script"]
-    return {"github": step["run"], "gitlab": script}
+from tests.examples.pipelines import EXAMPLES, TEMPLATES, WAITING, WORKFLOW, argo_verdicts, ci_jobs
 
 
 def run_in(phase: Phase, refused: str = "") -> dict[str, Any]:
@@ -72,9 +59,16 @@ def test_argo_knows_every_phase(phase: Phase) -> None:
     assert argo_verdict(TEMPLATES["train"]["resource"], run_in(phase)) == expected.get(phase, "waiting")
 
 
-@pytest.mark.parametrize("name", ["accepted", "train"])
-def test_argo_waits_for_a_run_without_status(name: str) -> None:
-    assert argo_verdict(TEMPLATES[name]["resource"], {"metadata": {"name": "calculator"}}) == "waiting"
+def test_argo_waits_for_a_run_without_status() -> None:
+    new = {"metadata": {"name": "calculator"}}
+    assert argo_verdicts(new) == {"accepted": "waiting", "train": "waiting", "ended": "failed"}
+
+
+def test_no_condition_of_the_workflow_depends_on_the_order_of_a_list() -> None:
+    for name in WAITING:
+        for field in ("successCondition", "failureCondition"):
+            for requirement in parse_selector(TEMPLATES[name]["resource"][field]):
+                assert not any(part.isdigit() for part in requirement.key.split(".")), requirement
 
 
 @pytest.mark.parametrize("refused", ["InvalidSpec", "NotSupportedYet"])
@@ -88,9 +82,22 @@ def test_argo_waits_a_minute_for_what_may_still_come(refused: str) -> None:
     assert TEMPLATES["accepted"]["activeDeadlineSeconds"] == 60
 
 
-@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.FAILED])
+@pytest.mark.parametrize("phase", Phase)
 def test_argo_goes_on_with_a_run_that_is_accepted(phase: Phase) -> None:
-    assert argo_verdict(TEMPLATES["accepted"]["resource"], run_in(phase)) == "succeeded"
+    """Which never is Pending."""
+    expected = "waiting" if phase is Phase.PENDING else "succeeded"
+    assert argo_verdict(TEMPLATES["accepted"]["resource"], run_in(phase)) == expected
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_argo_withdraws_a_run_that_has_not_ended(phase: Phase) -> None:
+    assert WORKFLOW["spec"]["onExit"] == "leave"
+    (look,), (withdraw,) = TEMPLATES["leave"]["steps"]
+    assert look["continueOn"] == {"failed": True, "error": True}, "what is not there is no reason to stop"
+    assert withdraw["when"] == f"{{{{steps.{look['name']}.status}}}} != Succeeded"
+    assert TEMPLATES[withdraw["template"]]["resource"]["action"] == "delete"
+    verdict = argo_verdict(TEMPLATES[look["template"]]["resource"], run_in(phase))
+    assert verdict == ("succeeded" if phase.is_final else "failed"), "it does not wait"
 
 
 def test_what_makes_a_running_run_invalid_later_ends_no_workflow() -> None:
@@ -103,9 +110,11 @@ def test_the_workflow_trains_what_the_example_trains() -> None:
     assert of_workflow["pool"] == pool
     assert of_workflow["submit"]["spec"] == run["spec"]
     assert of_workflow["submit"]["kind"] == run["kind"]
-    for name in ("accepted", "train"):
+    named = {"name": "{{workflow.name}}"}
+    assert of_workflow["submit"]["metadata"] == named
+    for name in (*WAITING, "withdraw"):
         looked_at = yaml.safe_load(TEMPLATES[name]["resource"]["manifest"])
-        assert (looked_at["apiVersion"], looked_at["kind"]) == (run["apiVersion"], run["kind"])
+        assert looked_at == {"apiVersion": run["apiVersion"], "kind": run["kind"], "metadata": named}
 
 
 def test_the_run_belongs_to_its_workflow_and_the_pool_does_not() -> None:
@@ -125,9 +134,14 @@ def test_the_workflow_has_the_rights_of_its_actions() -> None:
     account, role, binding = documents
     assert WORKFLOW["spec"]["serviceAccountName"] == account["metadata"]["name"] == binding["subjects"][0]["name"]
     rights = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
-    needed = {"apply": {"get", "create", "patch"}, "create": {"get", "create"}, "get": {"get"}}
+    needed = {
+        "apply": {"get", "create", "patch"},
+        "create": {"get", "create"},
+        "get": {"get"},
+        "delete": {"get", "delete"},
+    }
     assert rights[RolloutPool.plural] == needed[TEMPLATES["pool"]["resource"]["action"]]
-    of_runs = (TEMPLATES[name]["resource"]["action"] for name in ("submit", "accepted", "train"))
+    of_runs = (TEMPLATES[name]["resource"]["action"] for name in ("submit", *WAITING, "withdraw"))
     assert rights["trainingruns"] == set().union(*(needed[action] for action in of_runs))
 
 
@@ -178,10 +192,10 @@ def ci(tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("name", scripts())
+@pytest.mark.parametrize("name", ci_jobs())
 def test_ci_hands_on_the_checkpoint_of_a_run_that_succeeded(ci: Any, name: str, tmp_path: Path) -> None:
     run = run_in(Phase.SUCCEEDED)
-    done = ci(scripts()[name], run)
+    done = ci(ci_jobs()[name].train, run)
     assert done.returncode == 0, done.stderr
     output = (tmp_path / {"github": "output", "gitlab": "train.env"}[name]).read_text()
     assert output.partition("=")[2].strip() == run["status"]["checkpoint"]
@@ -189,36 +203,49 @@ def test_ci_hands_on_the_checkpoint_of_a_run_that_succeeded(ci: Any, name: str, 
     assert verbs[:4] == ["delete", "apply", "wait", "wait"]
 
 
-@pytest.mark.parametrize("name", scripts())
+@pytest.mark.parametrize("name", ci_jobs())
 def test_ci_fails_with_the_reason_of_a_run_that_failed(ci: Any, name: str) -> None:
-    done = ci(scripts()[name], run_in(Phase.FAILED))
+    done = ci(ci_jobs()[name].train, run_in(Phase.FAILED))
     assert done.returncode == 1
     assert "Error: the reason why\npod calculator-trainer-1: Traceback\n" in done.stdout
 
 
-@pytest.mark.parametrize("name", scripts())
+@pytest.mark.parametrize("name", ci_jobs())
 def test_ci_fails_at_once_with_what_is_wrong_with_a_run_that_is_not_accepted(
     ci: Any, name: str, tmp_path: Path
 ) -> None:
-    done = ci(scripts()[name], run_in(Phase.PENDING, "InvalidSpec"))
+    done = ci(ci_jobs()[name].train, run_in(Phase.PENDING, "InvalidSpec"))
     assert done.returncode == 1
     assert "InvalidSpec: the reason why\n" in done.stdout
     waits = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("wait")]
     assert waits == ["wait --for=condition=Accepted --timeout=1m trainingrun/calculator"]
 
 
-@pytest.mark.parametrize("name", scripts())
+@pytest.mark.parametrize("name", ci_jobs())
 @pytest.mark.parametrize("phase", [phase for phase in Phase if not phase.is_final])
 def test_ci_fails_when_the_wait_ends_before_the_run(ci: Any, name: str, phase: Phase) -> None:
-    assert ci(scripts()[name], run_in(phase)).returncode != 0
+    assert ci(ci_jobs()[name].train, run_in(phase)).returncode != 0
+
+
+@pytest.mark.parametrize("name", ci_jobs())
+@pytest.mark.parametrize("phase", Phase)
+def test_ci_deletes_at_its_end_what_has_not_ended(ci: Any, name: str, phase: Phase, tmp_path: Path) -> None:
+    done = ci(ci_jobs()[name].last, run_in(phase))
+    assert done.returncode == 0, done.stderr
+    look, *then = (tmp_path / "calls").read_text().splitlines()
+    assert look == "wait --for=condition=Finished --timeout=0 trainingrun/calculator"
+    assert then == ([] if phase.is_final else ["delete trainingrun/calculator --ignore-not-found"])
 
 
 def test_both_files_run_the_same_commands() -> None:
     """But for how each hands on the checkpoint."""
-    github, gitlab = (
-        [line for line in text.splitlines() if "heckpoint" not in line.casefold()] for text in scripts().values()
+    github, gitlab = ci_jobs()["github"], ci_jobs()["gitlab"]
+    ours, theirs = (
+        [line for line in text.splitlines() if "heckpoint" not in line.casefold()]
+        for text in (github.train, gitlab.train)
     )
-    assert github == [line for line in gitlab if line != "set -e"]
+    assert ours == [line for line in theirs if line != "set -e"]
+    assert github.last == gitlab.last
 
 
 # --- the evaluation itself ------------------------------------------------------------------------------------------
