@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Build Kitestring's images. Usage: images/build.sh [NAME…] [--base-image IMAGE] [--prefix PREFIX] [--tag TAG]
+# or make images IMAGES="[NAME…] …", which brings the uv that is needed. Needs Docker, and Go 1.24 for rollout.
 #   NAME          operator, rollout, trainer, trainer-gpu, policy-server-cpu, calculator-agent; none: all but trainer-gpu
 #   --base-image  Debian or a relative with Python 3.11, in place of the default in each Dockerfile
 #   --prefix      beginning of the images' names (kitestring/)
@@ -31,8 +32,10 @@ while [ $# -gt 0 ]; do
 done
 [ ${#names[@]} -gt 0 ] || names=(operator rollout trainer policy-server-cpu calculator-agent)
 
+[[ " ${names[*]} " != *" rollout "* ]] || command -v go >/dev/null ||
+  fail "go not found: the launcher in the image rollout is compiled; install Go 1.24 or later, or name the other images"
 uv=${UV:-.venv/bin/uv}
-command -v "$uv" >/dev/null || fail "$uv not found: run make install, or name one, UV=… images/build.sh"
+command -v "$uv" >/dev/null || fail "$uv not found: run make images IMAGES=\"…\", which brings it, or name one, UV=… images/build.sh"
 docker version --format '{{.Server.Version}}' >/dev/null || fail "no Docker engine answers"
 # Nothing in the files needs BuildKit: an engine without its plug-in builds them as well.
 docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0

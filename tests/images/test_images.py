@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -152,6 +153,29 @@ def test_the_agents_command_finds_its_script() -> None:
 )
 def test_the_script_says_what_is_wrong(arguments: list[str], message: str) -> None:
     done = subprocess.run(["bash", IMAGES / "build.sh", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "message"),
+    [
+        ("rollout", (), "go not found: the launcher in the image rollout is compiled; install Go 1.24 or later"),
+        ("operator", (), 'uv not found: run make images IMAGES="…", which brings it'),
+        ("operator", ("uv",), "no Docker engine answers"),
+    ],
+)
+def test_the_script_says_what_is_lacking(tmp_path: Path, name: str, found: tuple[str, ...], message: str) -> None:
+    """On a machine that has nothing but a shell, `sed`, and what was `found`."""
+    for program in ("bash", "dirname", "sed"):
+        (tmp_path / program).symlink_to(shutil.which(program) or program)
+    for program in found:
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
+    environment = {"PATH": str(tmp_path), "UV": str(tmp_path / "uv")}
+    done = subprocess.run(
+        [tmp_path / "bash", IMAGES / "build.sh", name], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert message in done.stderr
 
