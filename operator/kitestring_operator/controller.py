@@ -253,7 +253,12 @@ class Controller:
         started = time.thread_time()
         decision = desired(self._settings, observed)
         self._metrics.decide_seconds.labels(key.kind).observe(time.thread_time() - started)
-        return await self._effects.carry_out(observed, decision, memory)
+        try:
+            return await self._effects.carry_out(observed, decision, memory)
+        finally:
+            if rollouts.is_under_way(run) != rollouts.is_under_way(self._cache.get(key.ref) or run):
+                # what this process writes itself, no event tells it
+                self._queue.add_after(Key(names.KIND_ROLLOUT_POOL, key.namespace, _pool_name(run)), 0.1)
 
     async def reconcile_pool(self, key: Key) -> float | None:
         """Write the status of a pool. Seconds after which to look again, if it is too early. Raises ClusterError."""

@@ -250,6 +250,26 @@ async def test_nothing_is_kept_of_what_is_gone() -> None:
     assert world.effects._pools_written.keys() <= living
 
 
+async def test_a_pool_is_fixed_as_soon_as_a_run_has_started_with_it() -> None:
+    """The status of the run is the controller's own doing, of which no event tells it."""
+    world = filled(World())
+    async with working(world):
+        world.deliver()
+        await world.cluster.until(lambda: world.there("Job"))
+        await world.cluster.until(lambda: pool_users(world) == [])
+        world.forget_pace()
+        world.cluster.change("Job", "calculator-trainer-1", {"status": {"active": 1, "ready": 0}})
+        world.deliver()
+        await world.cluster.until(lambda: pool_users(world) == ["calculator"])
+
+
+def pool_users(world: World) -> list[str] | None:
+    found = world.cluster.find("RolloutPool", "calc")
+    assert found is not None
+    users: list[str] | None = (found.get("status") or {}).get("users")
+    return users
+
+
 async def test_figures_count_runs_and_rollouts() -> None:
     world = filled(World())
     await world.settle()

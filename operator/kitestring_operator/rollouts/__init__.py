@@ -5,12 +5,12 @@ from __future__ import annotations
 from kitestring_operator.observed import Manifest, RunContext
 from kitestring_operator.rollouts.network import rollout_policy
 from kitestring_operator.rollouts.outcome import outcome
-from kitestring_operator.rollouts.pool_status import pool_status
+from kitestring_operator.rollouts.pool_status import is_under_way, pool_status
 from kitestring_operator.rollouts.rollout_jobs import rollout_job, sample_job
 from kitestring_operator.rollouts.scorer import scorer_objects
 from kitestring_operator.rollouts.workers import workers
 
-__all__ = ["outcome", "pool_status", "rollout_job", "sample_job", "worker_objects"]
+__all__ = ["is_under_way", "outcome", "pool_status", "rollout_job", "sample_job", "worker_objects"]
 
 
 def worker_objects(context: RunContext) -> list[Manifest]:

@@ -25,7 +25,7 @@ def pool_status(
     (LABEL_POOL); others are passed over. `problems` say what of the pool cannot be carried out, a line each. From the
     same state always the same status: a condition keeps its time while its status stays.
     """
-    users = sorted(str(run["metadata"]["name"]) for run in runs if _refers_to(run, pool) and _is_under_way(run))
+    users = sorted(str(run["metadata"]["name"]) for run in runs if _refers_to(run, pool) and is_under_way(run))
     mine = [item for item in objects if _is_of(item, pool)]
     pods = [item for item in mine if item["kind"] == "Pod" and _is_there(item)]
     return {
@@ -50,7 +50,7 @@ def _refers_to(run: Manifest, pool: Manifest) -> bool:
     return bool(run["metadata"]["namespace"] == metadata["namespace"] and reference.get("name") == metadata["name"])
 
 
-def _is_under_way(run: Manifest) -> bool:
+def is_under_way(run: Manifest) -> bool:
     """Whether it has started and has not ended: for such runs most of the pool's spec is fixed. One that was refused,
     or waits for a queue, has nothing of it yet."""
     status = run.get("status") or {}
