@@ -23,7 +23,7 @@ from e2e.harness.release import Release
 from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
 from kitestring_rollout.storage import ObjectStore
-from kitestring_trainer.ledger import COMMITS
+from kitestring_trainer.ledger import COMMITS, PLANS
 
 pytestmark = pytest.mark.full
 
@@ -198,12 +198,16 @@ def test_deleted_jobs_and_runs(images: Images, namespace: Namespace, store: Obje
 def test_trainer_killed_in_mid_step_and_between_steps(
     images: Images, namespace: Namespace, store: ObjectStore, tmp_path: Path
 ) -> None:
-    """The trainer dies while rollouts run, and again when it begins an update: no rollout and no update is lost."""
+    """The trainer dies while rollouts run, as it begins an update, and between two steps: no rollout and no update is
+    lost, and none is made twice."""
     nodes.require()
     run = stopping_run(3)
+    run["spec"]["tasks"]["validation"] = {"path": "./tasks/validation.jsonl", "limit": 1}
     run["spec"] |= {
         "trainer": {"backend": "verl", "device": "cpu"},
         "algorithm": {"maxRowTokens": {"prompt": 128, "response": 256}, "updatesPerStep": ROLLOUTS},
+        # what is validated after step 2 stops at the barrier as well: neither that step goes on nor the next begins
+        "validation": {"before": False, "every": 2, "after": False, "greedy": False, "sampledRepeats": 2},
         "checkpoints": {"every": 3, "keep": 1},
     }
     namespace.apply(stopping_pool(images), run)
@@ -212,28 +216,39 @@ def test_trainer_killed_in_mid_step_and_between_steps(
         gate.until("step-2", SLOTS, seconds=TRAINER_SECONDS)
         crash_trainer(namespace, restarts=1)
         gate.open("step-2")
-        before = committed(Ledger(store, namespace.get(RUN, "run")), 2)
+        ledger = Ledger(store, namespace.get(RUN, "run"))
+        until_written(ledger, f"{COMMITS}t000002.json")
+        before = ledger.commit(2)
         crash_trainer(namespace, restarts=2)
+        gate.until(BETWEEN, 1, seconds=TRAINER_SECONDS)
+        until_written(ledger, "checkpoints/state/step-000002/manifest.json")
+        crash_trainer(namespace, restarts=3)
+        assert f"{PLANS}t000003.json" not in ledger.keys(PLANS), "it died between two steps"
+        gate.open(BETWEEN)
         gate.open("step-3")
         done = runs.until_finished(namespace, "run", seconds=TRAINER_SECONDS)
     runs.assert_succeeded(done)
     assert audited(namespace.kubectl, done, tmp_path, 3) == {names.CLASS_SUCCEEDED: 3 * ROLLOUTS}
-    assert (done["status"]["step"], done["status"]["restarts"]) == (3, 2)
-    ledger = Ledger(store, done)
+    assert (done["status"]["step"], done["status"]["restarts"]) == (3, 3)
     assert ledger.commit(2) == before, "what was committed is what was trained"
-    tries = {rollout["rollout"]: rollout["tries"] for rollout in before}
+    tries = {rollout["rollout"]: rollout["tries"] for step in (1, 2, 3) for rollout in ledger.commit(step)}
     assert all(count == 1 for name, count in tries.items() if name.endswith("-000")), "who was done is not run again"
-    assert len(ledger.keys("state/incarnations/")) == 3
+    assert {tries[rollout["rollout"]] for rollout in ledger.commit(3)} == {1}, "nothing befell the last step"
+    first, *_, last = ledger.resumed_steps()
+    assert (first, last, len(ledger.resumed_steps())) == (0, 2, 4), "the update of step 2 is not made once more"
     assert "checkpoints/step-000003/manifest.json" in ledger.keys("checkpoints/step-000003/")
 
 
-def committed(ledger: Ledger, step: int) -> list[dict[str, Any]]:
-    """The commit of a step at the moment at which it is there: the updates from it begin just then."""
+BETWEEN = f"{names.MODE_VALIDATION_SAMPLED}-2"
+"""Where the agents of the validation after step 2 stand."""
+
+
+def until_written(ledger: Ledger, key: str) -> None:
+    """Return at the moment at which an object of the run is in storage."""
     deadline = time.monotonic() + TRAINER_SECONDS
-    while f"{COMMITS}t{step:06d}.json" not in ledger.keys(COMMITS):
-        assert time.monotonic() < deadline, f"no commit of step {step}"
+    while key not in ledger.keys(key):
+        assert time.monotonic() < deadline, f"no {key}"
         time.sleep(0.02)  # object storage tells nobody of its objects
-    return ledger.commit(step)
 
 
 def crash_trainer(namespace: Namespace, *, restarts: int) -> None:
