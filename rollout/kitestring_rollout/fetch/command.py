@@ -29,9 +29,7 @@ def run(config: FetchConfig, sleep: Callable[[float], None] = time.sleep) -> int
         try:
             size = _persist(item, field, config.retry_seconds, sleep)
         except StoreRefused as error:
-            raise UserMistakeError(
-                f"{field}: {error}; check the bucket, and that the credentials may read it"
-            ) from error
+            raise UserMistakeError(f"{field}: {error}") from error
         except (StoreUnavailable, HubUnavailable, FolderTorn) as error:
             _log.error("%s: given up: %s", field, error)
             return EXIT_FAILED

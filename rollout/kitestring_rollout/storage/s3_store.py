@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from xml.etree import ElementTree
 
 import urllib3
 from minio import Minio
@@ -16,12 +17,12 @@ from minio.error import MinioException, S3Error
 
 from kitestring_rollout.storage.config import S3StoreConfig
 from kitestring_rollout.storage.keys import check_key, check_prefix
+from kitestring_rollout.storage.s3_refusals import remedy, words
 from kitestring_rollout.storage.scratch import scratch_beside
 from kitestring_rollout.storage.store import ObjectExists, ObjectInfo, ObjectMissing, StoreRefused, StoreUnavailable
 
 _RETRIES = 3
 _RETRIED_STATUS = (500, 502, 503, 504)
-_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "NoSuchBucket", "InvalidBucketName")
 _PART_BYTES = 16 << 20
 """A larger file goes up in parts of this size, and comes down in ranges of it, so that one that breaks off costs little
 and several together fill the wire."""
@@ -42,6 +43,7 @@ class S3Store:
     def __init__(self, config: S3StoreConfig) -> None:
         self._bucket = config.bucket
         self._prefix = f"{config.prefix}/" if config.prefix else ""
+        self._region = config.region
         self._where = f"bucket {config.bucket} at {config.endpoint}"
         self._pool = urllib3.PoolManager(
             num_pools=2,
@@ -165,10 +167,10 @@ class S3Store:
         response = self._pool.request("PUT", url, body=data, headers={"If-None-Match": "*"}, retries=False)
         if response.status in (409, 412):
             raise ObjectExists(key)
-        if response.status == 403:
-            raise StoreRefused(f"{self._where} does not let these credentials write")
         if response.status != 200:
-            raise StoreUnavailable(f"{self._where} answers a conditional put with HTTP {response.status}")
+            raise _said(response) or StoreUnavailable(
+                f"{self._where} answers a conditional put with HTTP {response.status}"
+            )
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
@@ -177,7 +179,18 @@ class S3Store:
         except S3Error as error:
             if error.code == "NoSuchKey":
                 raise ObjectMissing(key) from error
-            kind = StoreRefused if error.code in _REFUSED else StoreUnavailable
-            raise kind(f"{self._where}: {error.code}: {error.message}") from error
+            said = f"{self._where}: {error.code}: {error.message}"
+            mends = remedy(error.code, error.response.headers, self._region)
+            if mends is not None:
+                raise StoreRefused(f"{said}; {mends}") from error
+            raise StoreUnavailable(said) from error
         except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise StoreUnavailable(f"{self._where}: {error}") from error
+            raise StoreUnavailable(f"{self._where}: {words(error)}") from error
+
+
+def _said(response: urllib3.BaseHTTPResponse) -> S3Error | None:
+    """The error that an answer holds; None: it is none of an S3 server's."""
+    try:
+        return S3Error.fromxml(response)
+    except (ElementTree.ParseError, UnicodeDecodeError):
+        return None

@@ -27,7 +27,8 @@ class StoreUnavailable(Exception):
 
 
 class StoreRefused(StoreUnavailable):
-    """The store is there and refuses: wrong credentials or rights, or no such bucket. Only its owner can mend that."""
+    """The store is there and refuses: wrong credentials, rights or region, no such bucket. Waiting does not mend that;
+    the message ends with what does."""
 
 
 @dataclass(frozen=True, slots=True)
