@@ -35,6 +35,7 @@ from kitestring_operator.run_report import RunReport
 from kitestring_operator.settings import Settings
 from kitestring_operator.status import events_of, status_of
 from kitestring_operator.stopping import is_rollout_job, secrets_alone, stopped, superfluous, with_secret
+from kitestring_operator.trainer_job import Losses
 
 
 def desired(settings: Settings, observed: Observed) -> Desired:
@@ -96,7 +97,7 @@ class _Made:
     lost: tuple[LostRollout, ...] = ()
 
 
-def run_context(settings: Settings, observed: Observed, trainer_number: int) -> RunContext:
+def run_context(settings: Settings, observed: Observed, way: Course) -> RunContext:
     """Raises UserMistakeError where the run has no storage."""
     assert observed.spec is not None and observed.pool is not None, "a run that is accepted has both"
     return RunContext(
@@ -108,14 +109,15 @@ def run_context(settings: Settings, observed: Observed, trainer_number: int) -> 
         spec=observed.spec,
         pool=observed.pool.spec,
         pool_name=observed.pool.metadata.name,
-        trainer_number=trainer_number,
+        trainer_number=way.trainer_number,
         storage=storage_target(settings, observed.name, observed.uid, observed.spec),
         checkpoints=observed.checkpoints or {},
+        is_first_start=_before(way) == Losses(),
     )
 
 
 def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
-    context = run_context(settings, observed, way.trainer_number)
+    context = run_context(settings, observed, way)
     context = queueing.within_admission(context, observed.workload)
     plan = with_trainer(context, _stamps(way))
     objects = list(plan)
@@ -150,13 +152,18 @@ def _workloads(context: RunContext, observed: Observed, objects: list[Manifest])
 
 def _stamps(way: Course) -> tuple[tuple[str, str], ...]:
     """A trainer Job says which one it is and what went before, so that no memory is needed."""
-    before = way.losses if way.trainer is None or way.end is not None else way.trainer.before
+    before = _before(way)
     return (
         (names.ANNOTATION_TRAINER_NUMBER, str(way.trainer_number)),
         (names.ANNOTATION_RESTARTS, str(before.restarts)),
         (names.ANNOTATION_DISRUPTIONS, str(before.disruptions)),
         (names.ANNOTATION_STEP, str(before.step)),
     )
+
+
+def _before(way: Course) -> Losses:
+    """What went before the trainer that runs, or is to run."""
+    return way.losses if way.trainer is None or way.end is not None else way.trainer.before
 
 
 def _is_there(observed: Observed, item: Manifest) -> bool:

@@ -205,6 +205,8 @@ class RunContext:
     storage: StorageTarget
     checkpoints: Mapping[str, str]
     """status.checkpoint of the other runs of the namespace, by their names."""
+    is_first_start: bool = False
+    """Whether no trainer of the run has been lost before this one, nor made a step."""
 
     def __hash__(self) -> int:
         """Of what tells runs apart; specs have none."""

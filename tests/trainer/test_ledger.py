@@ -1,4 +1,4 @@
-"""The run's records when another process of the trainer writes as well, and when storage answers too late."""
+"""The run's records when another process of the trainer writes as well, and when storage answers late or never."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kitestring_rollout.storage import DirectoryStore, ObjectExists, ObjectStore, StoreUnavailable
+from kitestring_rollout.storage import DirectoryStore, ObjectExists, ObjectStore, StoreRefused, StoreUnavailable
 from kitestring_trainer.commits import StepCommit
-from kitestring_trainer.errors import RunFailedError
+from kitestring_trainer.errors import RunFailedError, UserMistakeError
 from kitestring_trainer.incarnations import Incarnation
 from kitestring_trainer.ledger import Ledger
 from kitestring_trainer.plan import plan_training_step
@@ -101,3 +101,45 @@ def test_a_commit_of_a_successor_is_never_written_over(store: LateStore, monkeyp
     with pytest.raises(RunFailedError, match="incarnation 2 has just committed t000001"):
         zombie.put_commit(COMMIT)
     assert zombie.commit("train", 1) == theirs
+
+
+def away() -> None:
+    raise StoreUnavailable("bucket b at nowhere.example: no such host")
+
+
+def test_storage_that_never_answered_is_given_up_soon(store: LateStore) -> None:
+    """Its address may be wrong."""
+    ledger = Ledger(store, threading.Event(), first_answer_seconds=0.0, place="spec.storage")
+    with pytest.raises(RunFailedError) as raised:
+        ledger.persist(away)
+    assert (raised.value.reason, raised.value.restart_helps) == ("StorageUnavailable", True)
+    said = str(raised.value)
+    assert said.startswith("object storage (spec.storage) has not answered once in 0 s: bucket b at nowhere.example: ")
+    assert "check its address" in said
+
+
+def test_storage_that_answered_once_is_waited_for(store: LateStore) -> None:
+    outage = iter([True, True, False])
+
+    def passing() -> str:
+        if next(outage):
+            away()
+        return "there"
+
+    ledger = Ledger(store, threading.Event(), patience_seconds=60.0, first_answer_seconds=0.0)
+    assert ledger.incarnations() == []
+    assert ledger.persist(passing) == "there"
+
+
+def test_a_refusal_is_told_as_a_mistake_until_the_run_has_begun(store: LateStore) -> None:
+    def refused() -> None:
+        raise StoreRefused("bucket b at s3.example: AccessDenied: no; use other credentials")
+
+    ledger = Ledger(store, threading.Event(), patience_seconds=0.0, place="defaultStorage of the installation")
+    with pytest.raises(
+        UserMistakeError, match=r"storage \(defaultStorage of the installation\) refuses this run: .*; use"
+    ):
+        ledger.persist(refused)
+    ledger.begin(FIRST)
+    with pytest.raises(RunFailedError, match="away for 0 s: bucket b"):
+        ledger.persist(refused)

@@ -134,7 +134,9 @@ def test_storage_that_refuses_the_run(world: World, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("kitestring_trainer.driver.open_store", lambda config: Refusing(world.folder / "store"))
     message = mistake(world)
-    assert "AccessDenied" in message and "set spec.storage" in message
+    assert message.startswith(
+        "object storage (the run's folder) refuses this run: bucket b at s3.example: AccessDenied"
+    )
 
 
 def test_a_trainer_that_was_replaced_ends(world: World) -> None:

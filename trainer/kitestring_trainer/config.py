@@ -40,6 +40,9 @@ class Timing(Part):
     proof: float = Field(default=30.0, gt=0, description="an ended attempt not proven complete by then is lost")
     retry: float = Field(default=2.0, gt=0, description="before the second try where the infrastructure failed")
     poll: float = Field(default=0.05, gt=0, description="between two looks into the trace store")
+    first_answer: float = Field(
+        default=60.0, gt=0, description="storage that has not answered once for so long ends the process"
+    )
     gateway_gone: float = Field(default=60.0, gt=0, description="a gateway unreachable for so long is taken for gone")
     stop: float = Field(
         default=25.0, gt=0, description="from SIGTERM to the end of the process; a longer update is given up"
@@ -86,6 +89,13 @@ class TrainerConfig(Part):
         if (self.scorer is not None) != (self.pool.reward.source == "scorer"):
             raise ValueError("scorer is required with pool.reward.source: scorer and has no meaning otherwise")
         return self
+
+    @property
+    def storage_place(self) -> str:
+        """Where a user says which object storage this run has."""
+        if self.store.kind == "directory":
+            return "the run's folder"
+        return "spec.storage" if self.spec.storage is not None else "defaultStorage of the installation"
 
     @property
     def policy(self) -> Policy:

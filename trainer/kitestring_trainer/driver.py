@@ -156,7 +156,7 @@ class _Process:
         gateway_credential = read_credential(config.gateway_credential_file)
         exits.enter_context(stop_signals.heard(self._request_stop))
         store = open_store(config.store)
-        ledger = Ledger(store, self._stop)
+        ledger = Ledger(store, self._stop, first_answer_seconds=config.timing.first_answer, place=config.storage_place)
         artifacts = Artifacts(store, config.store, ledger, self._stop) if config.artifacts else None
         history = _history(config, ledger, artifacts)
         settings = QueueSettings(

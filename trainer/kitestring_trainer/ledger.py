@@ -1,6 +1,7 @@
 """The run's durable records below `state/` in object storage: incarnations, plans, commits, samples.
 
-While the store is away everything here waits and tries again: an outage delays a run, it does not end it.
+While the store is away everything here waits and tries again: an outage delays a run, it does not end it. One that has
+never answered is another matter: its address may be wrong, and whoever wrote it wants to hear of that soon.
 """
 
 from __future__ import annotations
@@ -36,15 +37,27 @@ SAMPLES = PREFIX_STATE + "samples/"
 
 class Ledger:
     """Reads and writes the records of one run. Every method may raise RunStoppedError once `stop` is set, and
-    RunFailedError when the store stays away for `patience_seconds`; UserMistakeError when it refuses before `begin`.
+    RunFailedError when the store stays away for `patience_seconds`, or `first_answer_seconds` as long as it has not
+    answered once; UserMistakeError when it refuses before `begin`. `place`: where its user says which store it is.
 
     Once another trainer of the run has begun, this one writes no plan and no commit any more: ReplacedError.
     """
 
-    def __init__(self, store: ObjectStore, stop: threading.Event, *, patience_seconds: float = 900.0) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        stop: threading.Event,
+        *,
+        patience_seconds: float = 900.0,
+        first_answer_seconds: float = 900.0,
+        place: str = "spec.storage",
+    ) -> None:
         self._store = store
         self._stop = stop
         self._patience = patience_seconds
+        self._first_answer = first_answer_seconds
+        self._place = place
+        self._has_answered = False
         self._own = 0
         """Number of the incarnation that writes; 0: it has not begun."""
 
@@ -155,22 +168,29 @@ class Ledger:
         pause = 0.1
         while True:
             try:
-                return action()
+                answer = action()
+                self._has_answered = True
+                return answer
             except StoreUnavailable as error:
                 if isinstance(error, StoreRefused) and not self._own:
-                    raise UserMistakeError(
-                        f"object storage refuses this run: {error}; set spec.storage to a bucket that is there, with "
-                        "credentials that may read and write it"
-                    ) from error
-                away = time.monotonic() - since
-                if away > self._patience:
-                    raise RunFailedError(
-                        REASON_STORAGE_UNAVAILABLE, f"away for {away:.0f} s: {error}", restart_helps=True
-                    ) from error
+                    raise UserMistakeError(f"object storage ({self._place}) refuses this run: {error}") from error
+                self._check_patience(time.monotonic() - since, error)
                 logger.warning("object storage is away, waiting: %s", error)
                 if self._stop.wait(pause):
                     raise RunStoppedError("stopped while object storage was away") from error
                 pause = min(2.0, pause * 2)
+
+    def _check_patience(self, away: float, error: StoreUnavailable) -> None:
+        """`away`: seconds. Raises RunFailedError when that is too long."""
+        if away <= (self._patience if self._has_answered else self._first_answer):
+            return
+        said = f"away for {away:.0f} s: {error}"
+        if not self._has_answered:
+            said = (
+                f"object storage ({self._place}) has not answered once in {away:.0f} s: {error}; check its address, "
+                "and that this process may reach it"
+            )
+        raise RunFailedError(REASON_STORAGE_UNAVAILABLE, said, restart_helps=True) from error
 
 
 def _json(data: dict[str, Any]) -> bytes:

@@ -28,6 +28,11 @@ from kitestring_operator.parts.places import (
 from kitestring_operator.parts.storage import store
 from kitestring_operator.rollouts.worker_config import worker_config
 
+FIRST_START_SECONDS = 60
+"""So long a trainer waits for the first answer of storage: at a run's first start its address may be wrong..."""
+LATER_START_SECONDS = 900
+"""...and later it was right once."""
+
 
 def config_map(context: RunContext) -> Manifest:
     """`RUN-config`. Raises UserMistakeError for what the parts cannot carry out."""
@@ -171,7 +176,10 @@ def trainer_config(context: RunContext) -> dict[str, Any]:
         "gateways": gateways,
         "gateway_credential_file": key_file(credentials.ADMIN),
         "policy_servers": [url for policy in policies for url in policy_server_urls(context, policy.name)],
-        "timing": {"stop": trainer.stop_seconds(context)},
+        "timing": {
+            "stop": trainer.stop_seconds(context),
+            "first_answer": FIRST_START_SECONDS if context.is_first_start else LATER_START_SECONDS,
+        },
         "artifacts": True,
         "termination_log": "/dev/termination-log",
         "resume": True,
