@@ -135,6 +135,16 @@ def test_the_example_runs_on_images_of_this_version() -> None:
     assert run["spec"]["tasks"]["train"]["path"].startswith("./tasks/") and "make_tasks.py" in made
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/installation.md"])
+def test_what_is_pushed_is_what_is_built(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (found,) = re.finditer(r"for name in ([^;]+); do docker push registry\.example\.com/team/\$name:(\S+); done", text)
+    by_default = re.search(r"\|\| names=\(([^)]*)\)", SCRIPT)
+    assert by_default
+    assert set(found[1].split()) in (set(by_default[1].split()), set(known_images()))
+    assert found[2] == str(CHART["appVersion"])
+
+
 def test_the_agents_command_finds_its_script() -> None:
     instruction = dict(instructions("calculator-agent"))
     pool = next(yaml.safe_load_all((ROOT / "examples/calculator/trainingrun.yaml").read_text(encoding="utf-8")))
