@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.harness.api import Object, is_true
 from e2e.harness.kinds import LEASE, POD
-from e2e.harness.kubectl import Kubectl
+from e2e.harness.kubectl import CommandFailed, Kubectl
 from e2e.harness.release import Release
 from kitestring_api import names
+from kitestring_operator.pods import parse_time
+from kitestring_operator.probes import READY_ROUTE
 
 _PROXIED: Final = "/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{route}"
 
@@ -55,6 +58,24 @@ class Operators:
         """As a rollout or a drain does it."""
         self._release.api.delete(POD, pod, self._release.namespace)
 
+    def names(self) -> list[str]:
+        """Of the pods that are not being deleted."""
+        return [pod["metadata"]["name"] for pod in self._there()]
+
+    def is_ready(self, pod: str) -> bool:
+        """What the process itself answers to its probe, without the wait for the kubelet's next one."""
+        try:
+            return bool(self._raw(pod, READY_ROUTE))
+        except CommandFailed:
+            return False
+
+    def seconds_since_start(self, pod: str) -> float:
+        """For how long its container runs, up to a second more: the kubelet cuts fractions off."""
+        found = self._release.api.get(POD, pod, self._release.namespace) or {}
+        began = parse_time(found["status"]["containerStatuses"][0]["state"]["running"]["startedAt"])
+        assert began is not None
+        return (datetime.now(UTC) - began).total_seconds()
+
     def memory_mb(self, pod: str) -> float:
         """Largest resident set of the process so far."""
         text = self._exec(pod, "cat", "/proc/1/status")
@@ -70,8 +91,11 @@ class Operators:
         return {pod["metadata"]["name"]: self.page(pod["metadata"]["name"]) for pod in self._running()}
 
     def _running(self) -> list[Object]:
+        return [pod for pod in self._there() if is_true(pod, "Ready")]
+
+    def _there(self) -> list[Object]:
         pods = self._release.api.listed(POD, self._release.namespace, "app.kubernetes.io/name=kitestring")
-        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and is_true(pod, "Ready")]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def _raw(self, pod: str, route: str) -> str:
         path = _PROXIED.format(namespace=self._release.namespace, pod=pod, port=names.PORT_OPERATOR, route=route)

@@ -67,11 +67,12 @@ def fake_nodes(release: Release) -> Iterator[None]:
 
 
 def test_two_hundred_runs(images: Images, namespace: Namespace, release: Release, kubectl: Kubectl) -> None:
-    """Brought up, left alone, taken over by another operator, and flooded with events."""
+    """Brought up, left alone, taken over by another operator, by new ones, and flooded with events."""
     operators = Operators(release, kubectl)
     found = _brought_up(images, namespace)
     found |= _unchanged(operators, kubectl)
     found |= _taken_over(operators)
+    found |= _restarted(operators)
     flood, slower = _flooded(operators, namespace)
     found |= flood
     ranges = load_ranges(Path(__file__).with_name("scale.yaml"), slower)
@@ -182,11 +183,7 @@ def _taken_over(operators: Operators) -> dict[str, float]:
     _until(lambda: operators.lease_holder() not in ("", leader), "another operator with the lease", 60)
     leads, successor = time.monotonic(), operators.lease_holder()
 
-    def looked_at() -> float:
-        text = operators.page(successor)
-        return total(text, "kitestring_operator_reconcile_seconds_count", {"kind": names.KIND_TRAINING_RUN})
-
-    _until(lambda: looked_at() >= RUNS, "every run to be looked at", 120)
+    _until(lambda: _looked_at(operators, successor) >= RUNS, "every run to be looked at", 120)
     looked = time.monotonic()
     _until(lambda: operators.leader() == successor, "the new operator to be ready", 60)
     return {
@@ -194,6 +191,31 @@ def _taken_over(operators: Operators) -> dict[str, float]:
         "taken over, every run looked at after so many seconds more": looked - leads,
         "taken over, writes": operators.writes() - before,
     }
+
+
+def _restarted(operators: Operators) -> dict[str, float]:
+    """All that were there are ended at once: one of the new ones starts from nothing."""
+    before = operators.names()
+    for pod in before:
+        operators.kill(pod)
+    _until(lambda: operators.lease_holder() not in ("", *before), "a new operator with the lease", 120)
+    successor = operators.lease_holder()
+    _until(lambda: operators.is_ready(successor) and _looked_at(operators, successor) > 0, "it to be ready", 120)
+    ready = operators.seconds_since_start(successor)
+    _until(lambda: _looked_at(operators, successor) >= RUNS, "every run to be looked at", 120)
+    looked = operators.seconds_since_start(successor)
+    writes = _own_writes(operators, successor)
+    _until(lambda: operators.leader() == successor, "its pod to be ready", 60)
+    return {
+        "started anew, ready after seconds": ready,
+        "started anew, every run looked at after seconds": looked,
+        "started anew, writes": writes,
+    }
+
+
+def _looked_at(operators: Operators, pod: str) -> float:
+    text = operators.page(pod)
+    return total(text, "kitestring_operator_reconcile_seconds_count", {"kind": names.KIND_TRAINING_RUN})
 
 
 def _own_writes(operators: Operators, pod: str) -> float:
