@@ -45,6 +45,7 @@ class _Target(NamedTuple):
 class _Told(NamedTuple):
     version: int
     line: bytes
+    namespace: str
     labels: Mapping[str, str]
 
 
@@ -146,7 +147,8 @@ class ApiServer:
     def _tell(self, event: Event, manifest: Manifest) -> None:
         metadata, kind = manifest["metadata"], manifest["kind"]
         line = orjson.dumps({"type": event, "object": manifest}) + b"\n"
-        self._told[kind].append(_Told(int(metadata["resourceVersion"]), line, metadata.get("labels") or {}))
+        labels = metadata.get("labels") or {}
+        self._told[kind].append(_Told(int(metadata["resourceVersion"]), line, metadata["namespace"], labels))
         for news in self._watched[kind]:
             news.set()
 
@@ -160,7 +162,11 @@ class ApiServer:
             position = next((at for at, entry in enumerate(told) if entry.version > since), len(told))
             while not self._stopping.is_set() and target.kind.path(None) in SERVED:
                 news.clear()
-                lines = [entry.line for entry in told[position:] if selector.items() <= entry.labels.items()]
+                lines = [
+                    entry.line
+                    for entry in told[position:]
+                    if target.namespace in (None, entry.namespace) and selector.items() <= entry.labels.items()
+                ]
                 position = len(told)
                 if lines:
                     await response.write(b"".join(lines))

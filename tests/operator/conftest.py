@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -26,17 +26,28 @@ def delays() -> dict[str, float]:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, delays: dict[str, float]) -> AsyncIterator[ApiServer]:
+def may() -> Callable[[web.Request], bool]:
+    """What is allowed; anything else is forbidden."""
+    return lambda request: True
+
+
+@pytest.fixture
+async def server(
+    tmp_path: Path, delays: dict[str, float], may: Callable[[web.Request], bool]
+) -> AsyncIterator[ApiServer]:
     """An API server in memory; `tmp_path / "kubeconfig"` leads to it."""
     found = ApiServer(Store())
 
     @web.middleware
-    async def late(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not may(request):
+            answer = {"kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "forbidden"}
+            return web.json_response(answer, status=403)
         if "watch" not in request.query:
             await asyncio.sleep(delays.get(request.path, 0.0))
         return await handler(request)
 
-    app = web.Application(middlewares=[late])
+    app = web.Application(middlewares=[guarded])
     app.add_routes(found.routes())
     async with served(app) as url:
         config = {

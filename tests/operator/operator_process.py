@@ -21,12 +21,13 @@ RUN = (
 
 @asynccontextmanager
 async def operator(
-    folder: Path, resync_seconds: float, *, elected: bool = False
+    folder: Path, resync_seconds: float, *, elected: bool = False, namespaces: tuple[str, ...] = ()
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """One of several (`elected`) or alone."""
     changes = {"enabled": elected, "namespace": "system", "lease_seconds": LEASE_SECONDS, "renew_seconds": 1.0}
     election = SETTINGS.leader_election.model_copy(update=changes)
-    settings = SETTINGS.model_copy(update={"leader_election": election, "resync_seconds": resync_seconds})
+    given = {"leader_election": election, "resync_seconds": resync_seconds, "namespaces": namespaces}
+    settings = SETTINGS.model_copy(update=given)
     (folder / "settings.json").write_text(settings.model_dump_json(by_alias=True, exclude_none=True))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", RUN, str(folder / "settings.json")),
