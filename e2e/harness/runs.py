@@ -14,6 +14,12 @@ from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
 
 ANSWER: Final = script("answering")
+ELSEWHERE: Final[Object] = {
+    "name": "judge",
+    "train": False,
+    "endpoint": {"url": "http://judge.invalid/v1", "model": "judge"},
+}
+"""The policy of a run whose agents ask no model: it has no policy server."""
 
 
 def pool(images: Images, name: str = "pool", *, script: str = ANSWER, **spec: Any) -> Object:
