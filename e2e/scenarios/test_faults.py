@@ -72,14 +72,19 @@ def test_killed_parts_cost_no_rollout(
         gate.open("step-4")
 
         in_midst(gate, 5, STEP_SECONDS)
+        trainer = pod_of(namespace, names.COMPONENT_TRAINER)["metadata"]["name"]
+        said = release.api.logs(trainer, namespace.name, "trainer")
         nodes.crash(pod_of(namespace, names.COMPONENT_TRAINER), "trainer")
-        runs.until_status(
+        lost = runs.until_status(
             namespace,
             "run",
-            lambda status: status.get("restarts") == 1,
-            "the trainer's restart",
+            lambda status: status.get("restarts") == 1 and "\n" in status.get("lastError", ""),
+            "the trainer's restart, and what it said last",
             seconds=RETURN_SECONDS,
         )
+        where, *lines = lost["status"]["lastError"].splitlines()
+        assert where.startswith(f"pod {trainer}: "), where
+        assert set(lines) & set(said.splitlines()), f"{lines} are none of\n{said}"
         gate.open("step-5")
         run = runs.until_finished(namespace, "run", seconds=120)
 
@@ -273,13 +278,12 @@ def behaving(name: str, rows: list[dict[str, Any]], pool: str = "pool") -> list[
 def unserved(name: str, rows: list[dict[str, Any]], pool: str = "pool", **rollouts: Any) -> list[Object]:
     """A run of one step whose agents ask no model: it has no policy server. Its rows lie in a file, which is read when
     the run has started: those in the run itself are refused with it."""
-    judge = {"name": "judge", "train": False, "endpoint": {"url": "http://judge.invalid/v1", "model": "judge"}}
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     file = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"rows.jsonl": lines}}
     run = runs.collecting(
         name,
         steps=1,
-        policies=[judge],
+        policies=[runs.ELSEWHERE],
         tasks={"train": {"configMap": {"name": name, "key": "rows.jsonl"}}, "hiddenFields": ["answer"]},
         rollouts={"poolRef": {"name": pool}, **rollouts},
     )
