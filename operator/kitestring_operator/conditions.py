@@ -156,9 +156,7 @@ def _not_ready(kind: ConditionType, pods: Iterable[Manifest], message: str) -> A
     for pod in pods:
         found = trouble(pod)
         if found is not None:
-            return Aspect(
-                kind, False, names.REASON_IMAGE_PULL if found.is_image else names.REASON_STARTING, found.message
-            )
+            return Aspect(kind, False, found.reason or names.REASON_STARTING, found.message)
     return Aspect(kind, False, names.REASON_STARTING, message)
 
 

@@ -231,8 +231,7 @@ def _with_trainer(observed: Observed, going: Course, prior: Phase | None) -> Cou
     for pod in observed.of_kind("Pod"):
         found = trouble(pod) if is_live(pod, observed.now) else None
         if found is not None:
-            reason = names.REASON_IMAGE_PULL if found.is_image else reason
-            return replace(going, phase=phase, reason=reason, message=found.message)
+            return replace(going, phase=phase, reason=found.reason or reason, message=found.message)
     return replace(going, phase=phase, reason=reason, message=message)
 
 

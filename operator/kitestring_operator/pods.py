@@ -20,6 +20,8 @@ IMAGE_REASONS: Final = frozenset(
 """Why a container waits when its image cannot be had."""
 CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 """Why a container waits when what it refers to is missing, or cannot be started."""
+_NEVER_RAN: Final = frozenset({"StartError", "ContainerCannotRun"})
+"""Why a container has ended that was made and never ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Trouble:
     """What keeps a pod from starting."""
 
     pod: str
-    is_image: bool
     message: str
+    reason: str | None = None
+    """One of names.REASON_*, where there is a word for it."""
 
 
 def is_live(pod: Manifest, now: datetime) -> bool:
@@ -120,17 +123,20 @@ def trouble(pod: Manifest) -> Trouble | None:
         waiting = (status.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason")
         if reason in IMAGE_REASONS:
-            return Trouble(name, True, f"pod {name} cannot pull image {status.get('image')}: {reason}")
+            message = f"pod {name} cannot pull image {status.get('image')}: {reason}"
+            return Trouble(name, message, names.REASON_IMAGE_PULL)
         ended = (status.get("lastState") or {}).get("terminated") or {}
         if reason == "CrashLoopBackOff" and ended.get("exitCode", 0) != 0:
             how = f"ends again and again, last with exit code {ended['exitCode']}{_last_words(pod, status, ended)}"
-            return Trouble(name, False, f"container {status['name']} of pod {name} {how}")
+            never_ran = names.REASON_CONTAINER_START if ended.get("reason") in _NEVER_RAN else None
+            return Trouble(name, f"container {status['name']} of pod {name} {how}", never_ran)
         if reason in CONFIG_REASONS:
             said = str(waiting.get("message", ""))[:500]
-            return Trouble(name, False, f"container {status['name']} of pod {name} cannot start: {reason}: {said}")
+            message = f"container {status['name']} of pod {name} cannot start: {reason}: {said}"
+            return Trouble(name, message, names.REASON_CONTAINER_START)
     unscheduled = condition_entry(pod, "PodScheduled")
     if unscheduled is not None and unscheduled.get("reason") == "Unschedulable":
-        return Trouble(name, False, f"pod {name} has no node: {str(unscheduled.get('message', ''))[:500]}")
+        return Trouble(name, f"pod {name} has no node: {str(unscheduled.get('message', ''))[:500]}")
     return None
 
 

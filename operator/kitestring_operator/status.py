@@ -82,9 +82,14 @@ def events_of(observed: Observed, after: Mapping[str, Any]) -> tuple[Event, ...]
         phase = Phase(after["phase"])
         bad = phase in (Phase.FAILED, Phase.RESTARTING) or after["reason"] in _WARNINGS
         found.append(Event("Warning" if bad else "Normal", after["reason"], f"{phase}: {after['message']}"[:1024]))
-    old = {entry["type"]: entry["status"] for entry in before.get("conditions") or ()}
-    for entry in after["conditions"] if after["phase"] == Phase.RUNNING else ():
-        if (entry["type"], entry["status"]) in _ALARMS and old.get(entry["type"]) != entry["status"]:
+    old = {entry["type"]: (entry["status"], entry["reason"]) for entry in before.get("conditions") or ()}
+    for entry in after["conditions"]:
+        stood, stands = old.get(entry["type"], ("", "")), (entry["status"], entry["reason"])
+        is_alarm = after["phase"] == Phase.RUNNING and (entry["type"], entry["status"]) in _ALARMS
+        cannot_start = entry["type"] in _PARTS and entry["status"] == "False" and entry["reason"] in _CANNOT_START
+        if cannot_start and stands != stood and entry["message"] != after["message"]:
+            found.append(Event("Warning", entry["reason"], entry["message"][:1024]))
+        if is_alarm and entry["status"] != stood[0]:
             found.append(Event("Warning", entry["reason"], entry["message"]))
     if after.get("skippedSteps", 0) > before.get("skippedSteps", 0):
         message = f"{after['skippedSteps']} steps had no group to learn from"
@@ -94,13 +99,16 @@ def events_of(observed: Observed, after: Mapping[str, Any]) -> tuple[Event, ...]
 
 _ALARMS: Final = frozenset({(ConditionType.DEGRADED, "True"), (ConditionType.PROGRESSING, "False")})
 """Conditions whose coming is said in an event, while the phase stays as it is."""
+_PARTS: Final = frozenset({ConditionType.INFERENCE_READY, ConditionType.ROLLOUTS_READY})
+_CANNOT_START: Final = frozenset({names.REASON_IMAGE_PULL, names.REASON_CONTAINER_START})
+"""Why a part is not ready that is said in an event too, in any phase: a trainer may work while no agent ever starts."""
 _WARNINGS: Final = frozenset(
     {
         names.REASON_INVALID_SPEC,
         names.REASON_NOT_SUPPORTED,
         names.REASON_POOL_NOT_FOUND,
         names.REASON_REFERENCE_NOT_FOUND,
-        names.REASON_IMAGE_PULL,
+        *_CANNOT_START,
         names.REASON_PREEMPTED,
         names.REASON_ERROR,
     }

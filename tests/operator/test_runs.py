@@ -166,6 +166,68 @@ async def test_what_keeps_an_object_from_being_made_is_said_in_the_status(
     assert any(said in event["message"] for event in world.cluster.of_kind("Event"))
 
 
+def stall(world: World, name: str, container: str, **state: Any) -> None:
+    """A container of the pod waits, or ended and waits again."""
+    waits = {"name": container, "image": "agent:1", **state}
+    conditions = [{"type": "Ready", "status": "False"}]
+    status = {"phase": "Pending", "conditions": conditions, "containerStatuses": [waits]}
+    world.cluster.change("Pod", name, {"status": status})
+
+
+def warnings(world: World) -> list[tuple[str, str]]:
+    return [(said["reason"], said["message"]) for said in world.cluster.of_kind("Event") if said["type"] == "Warning"]
+
+
+async def test_agents_that_cannot_start_are_told_of_once_for_each_cause(world: World) -> None:
+    """The trainer works, the run is Running, and no rollout will ever end."""
+    await running(world)
+    assert warnings(world) == []
+    told = []
+    for reason, waiting in (
+        ("ImagePull", {"reason": "ErrImagePull"}),
+        ("ImagePull", {"reason": "ImagePullBackOff"}),
+        ("ContainerStart", {"reason": "CreateContainerConfigError", "message": 'secret "tools" not found'}),
+    ):
+        for name in ("calculator-rollout-0", "calculator-rollout-1"):
+            stall(world, name, "agent", state={"waiting": waiting})
+        await world.settle()
+        assert world.status()["phase"] == "Running"
+        assert condition(world, "RolloutsReady") == ("False", reason)
+        told.append(len(warnings(world)))
+    assert told == [1, 1, 2]
+    first, second = warnings(world)
+    assert first == ("ImagePull", "pod calculator-rollout-0 cannot pull image agent:1: ErrImagePull")
+    assert second[0] == "ContainerStart" and 'CreateContainerConfigError: secret "tools" not found' in second[1]
+
+
+async def test_a_policy_server_that_cannot_start_is_told_of(world: World) -> None:
+    await running(world)
+    world.cluster.make_pods = lambda: None  # type: ignore[method-assign]
+    ended = {"terminated": {"exitCode": 128, "reason": "StartError", "message": "no such program"}}
+    waits = {"waiting": {"reason": "CrashLoopBackOff"}}
+    stall(world, "calculator-policy-0", "server", state=waits, lastState=ended)
+    world.cluster.change("StatefulSet", "calculator-policy", {"status": {"readyReplicas": 0}})
+    await world.settle()
+    assert condition(world, "InferenceReady") == ("False", "ContainerStart")
+    ((reason, message),) = warnings(world)
+    assert reason == "ContainerStart" and message.endswith("last with exit code 128: no such program")
+
+
+async def test_what_keeps_a_run_from_starting_is_told_of_once(world: World) -> None:
+    """It is the reason of the phase and that of a condition."""
+    await started(world)
+    for name in ("calculator-rollout-0", "calculator-rollout-1"):
+        stall(world, name, "agent", state={"waiting": {"reason": "ImagePullBackOff"}})
+    await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Starting", "ImagePull")
+    said = "pod calculator-rollout-0 cannot pull image agent:1: ImagePullBackOff"
+    assert warnings(world) == [("ImagePull", f"Starting: {said}")]
+    world.trainers.says = report()
+    await world.settle()
+    assert (world.status()["phase"], condition(world, "RolloutsReady")) == ("Running", ("False", "ImagePull"))
+    assert len(warnings(world)) == 1
+
+
 async def test_what_the_operator_may_not_read_is_said_in_the_status(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
