@@ -57,6 +57,13 @@ def _is_positive(value: float) -> bool:
     return value > 0
 
 
+def _has_no_keys(place: dict[str, Any]) -> bool:
+    return "credentialsSecretRef" not in place
+
+
+_KEYS_ALONE = "object storage is opened with keys from Secrets, not with the identity of a pod"
+_KEYS_REMEDY = "name a Secret with the keys accessKeyId and secretAccessKey in credentialsSecretRef"
+
 NOT_YET: tuple[NotYet, ...] = (
     NotYet(
         names.KIND_TRAINING_RUN,
@@ -140,14 +147,26 @@ NOT_YET: tuple[NotYet, ...] = (
         "weights are pushed to policy servers apart from the trainer",
         "use mode: external",
     ),
+    *(
+        NotYet(
+            names.KIND_TRAINING_RUN,
+            path,
+            "without credentialsSecretRef",
+            _has_no_keys,
+            "with credentialsSecretRef",
+            _KEYS_ALONE,
+            _KEYS_REMEDY,
+        )
+        for path in ("spec.policies[*].model.s3", "spec.tasks.train.s3", "spec.tasks.validation.s3")
+    ),
     NotYet(
         names.KIND_TRAINING_RUN,
         "spec.storage",
         "without credentialsSecretRef, unless credentials names all four",
-        lambda storage: "credentialsSecretRef" not in storage and len(storage.get("credentials", {})) < 4,
+        lambda storage: _has_no_keys(storage) and len(storage.get("credentials", {})) < 4,
         "credentialsSecretRef, or credentials with traces, agent, weights and trainer",
-        "object storage is opened with keys from Secrets, not with the identity of a pod",
-        "name a Secret with the keys accessKeyId and secretAccessKey in credentialsSecretRef",
+        _KEYS_ALONE,
+        _KEYS_REMEDY,
     ),
 )
 """The table. An entry goes when the version carries the value out."""

@@ -9,6 +9,8 @@ from kitestring_api.unsupported import NOT_YET, refusals
 from kitestring_api.v1alpha1 import RolloutPool, TrainingRun
 from tests.api.documents import ABSENT, POOL, RUN, changed
 
+PLACE = {"bucket": "data", "key": "a"}
+
 # changes of the right document -> path of the offending field, value
 CASES: tuple[tuple[dict[str, Any], str, Any], ...] = (
     ({"spec.policies.1": {"name": "b", "model": {"path": "b"}}}, "spec.policies", None),
@@ -29,6 +31,9 @@ CASES: tuple[tuple[dict[str, Any], str, Any], ...] = (
         {"source": "agent", "weight": 1.0},
     ),
     ({"spec.trainer.mode": "managed"}, "spec.trainer.mode", "managed"),
+    ({"spec.policies.0.model": {"s3": PLACE}}, "spec.policies[0].model.s3", PLACE),
+    ({"spec.tasks.train": {"s3": PLACE}}, "spec.tasks.train.s3", PLACE),
+    ({"spec.tasks.validation": {"s3": PLACE}}, "spec.tasks.validation.s3", PLACE),
     ({"spec.storage": {"bucket": "runs", "credentials": {"traces": {"name": "t"}}}}, "spec.storage", None),
 )
 
@@ -43,7 +48,7 @@ def test_a_value_is_refused(changes: dict[str, Any], path: str, value: Any) -> N
 
 
 def test_every_entry_has_a_case() -> None:
-    tested = {path.replace("[1]", "[*]") for _, path, _ in CASES}
+    tested = {path.replace("[0]", "[*]").replace("[1]", "[*]") for _, path, _ in CASES}
     assert {entry.where for entry in NOT_YET} == tested
 
 

@@ -69,7 +69,7 @@ def _is_carried_out(storage: dict[str, str]) -> bool:
     """Whether the operator starts with it, and its runs after that."""
     try:
         default = DefaultStorage.model_validate(storage | {"accessKeyFile": "/a", "secretKeyFile": "/b"})
-        s3_address(default.endpoint or "https://s3.amazonaws.com", default.region or "")
+        s3_address(default.endpoint or "https://s3.amazonaws.com", default.region or "", "defaultStorage.endpoint")
     except (ValidationError, UserMistakeError):
         return False
     return True

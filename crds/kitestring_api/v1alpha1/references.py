@@ -31,8 +31,16 @@ class BucketObject(ApiModel):
 
     bucket: Bucket = Field(description="Name of the bucket.")
     key: ObjectKey = Field(description="Key of the object; for a model, the prefix (folder) that holds its files.")
-    endpoint: Url | None = Field(None, description="URL of the service; absent: AWS S3 of the region.")
-    region: Token | None = Field(None, description="Region of the bucket, where the service has regions.")
+    endpoint: Url | None = Field(
+        None,
+        description="URL of the service; absent: AWS S3 of the region. Where its certificate is of a CA of your own, "
+        "name a file with that CA's in SSL_CERT_FILE by trainer.template (init container fetch).",
+    )
+    region: Token | None = Field(
+        None, description="Region of the bucket; absent: us-east-1, which services without regions take too."
+    )
     credentials_secret_ref: ObjectReference | None = Field(
-        None, description="Secret with the keys accessKeyId and secretAccessKey; absent: the pod's own identity."
+        None,
+        description="Secret with the keys accessKeyId and secretAccessKey; required: the identity of a pod is not "
+        "supported yet.",
     )

@@ -28,10 +28,18 @@ class Storage(ApiModel):
     prefix: ObjectKey | None = Field(
         None, description="Prefix of all keys; the name of the run is put after it. Absent: none."
     )
-    endpoint: Url | None = Field(None, description="URL of the service; absent: AWS S3 of the region.")
-    region: Token | None = Field(None, description="Region of the bucket, where the service has regions.")
+    endpoint: Url | None = Field(
+        None,
+        description="URL of the service; absent: AWS S3 of the region. Where its certificate is of a CA of your own, "
+        "name a file with that CA's in SSL_CERT_FILE by the templates of trainer, inference and traces.collector.",
+    )
+    region: Token | None = Field(
+        None, description="Region of the bucket; absent: us-east-1, which services without regions take too."
+    )
     credentials_secret_ref: ObjectReference | None = Field(
-        None, description="Secret with the keys accessKeyId and secretAccessKey; absent: the pods' own identity."
+        None,
+        description="Secret with the keys accessKeyId and secretAccessKey; required unless credentials names all four: "
+        "the identity of a pod is not supported yet.",
     )
     credentials: StorageCredentials | None = Field(
         None, description="A Secret for each part of the prefix; one that is absent: credentialsSecretRef."

@@ -18,7 +18,7 @@ from kitestring_api.v1alpha1.tasks import TaskSource
 from kitestring_operator.observed import RunContext
 from kitestring_operator.parts import pod
 from kitestring_operator.parts.places import INPUTS_FOLDER
-from kitestring_operator.parts.storage import AWS_REGION, s3_address
+from kitestring_operator.parts.storage import AWS_REGION, endpoint_field, s3_address
 
 SECRETS_FOLDER = f"{pod.SECRETS_FOLDER}/inputs"
 """Credentials of sources that are not the run's own storage."""
@@ -130,7 +130,7 @@ def _checkpoint(context: RunContext, source: RunCheckpoint, field: str, target: 
     if source.step is not None:
         prefix = f"{posixpath.dirname(prefix)}/step-{source.step:06d}"
     storage = context.storage
-    fetch = s3_address(storage.endpoint, storage.region) | {
+    fetch = s3_address(storage.endpoint, storage.region, endpoint_field(context)) | {
         "bucket": url.netloc,
         "prefix": prefix,
         "access_key_file": f"{pod.STORAGE_FOLDER}/accessKeyId",
@@ -175,15 +175,11 @@ def _on_volume(source: VolumePath) -> Input:
 
 def _in_bucket(source: BucketObject, field: str, what: Mapping[str, str], target: str) -> Input:
     reference = source.credentials_secret_ref
-    if reference is None:
-        raise UserMistakeError(
-            f"{field}.credentialsSecretRef: found nothing; not supported yet: object storage is opened with keys from "
-            "Secrets, not with the identity of a pod; name a Secret with the keys accessKeyId and secretAccessKey"
-        )
+    assert reference is not None, "kitestring_api.unsupported refuses a source without a Secret"
     name = posixpath.relpath(target, INPUTS_FOLDER).partition("/")[0]
     region = source.region or AWS_REGION
     endpoint = source.endpoint or f"https://s3.{region}.amazonaws.com"
-    fetch = s3_address(endpoint, region) | {
+    fetch = s3_address(endpoint, region, f"{field}.endpoint") | {
         "bucket": source.bucket,
         **what,
         "access_key_file": f"{SECRETS_FOLDER}/{name}/accessKeyId",

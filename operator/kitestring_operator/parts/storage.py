@@ -74,24 +74,31 @@ def storage_secret(context: RunContext) -> Manifest | None:
     }
 
 
-def s3_address(endpoint: str, region: str) -> dict[str, Any]:
-    """How the config files of our parts say it: `endpoint` without a scheme, `secure` for HTTPS.
+def s3_address(endpoint: str, region: str, field: str) -> dict[str, Any]:
+    """How the config files of our parts say it: `endpoint` without a scheme, `secure` for HTTPS. `field`: that of it.
 
     Raises UserMistakeError for a path, which a service of buckets cannot have.
     """
     url = urlsplit(endpoint)
     if url.path.strip("/") or url.query or url.username:
         raise UserMistakeError(
-            f"endpoint of object storage: found {endpoint}; allowed: http(s)://host or http(s)://host:port; put what "
-            "comes after the host into prefix"
+            f"{field}: found {endpoint}; allowed: http(s)://host or http(s)://host:port; what comes after the host "
+            "belongs into the prefix or key"
         )
     return {"endpoint": url.netloc, "region": region, "secure": url.scheme == "https"}
+
+
+def endpoint_field(context: RunContext) -> str:
+    """Where a user says at which URL the run's storage is."""
+    if context.spec.storage is not None:
+        return "spec.storage.endpoint"
+    return "defaultStorage.endpoint in the values of the installation's chart"
 
 
 def store(context: RunContext, folder: str) -> Mapping[str, Any]:
     """The run's part of the storage, opened with the keys in `folder`, as every part's config has it."""
     target = context.storage
-    return s3_address(target.endpoint, target.region) | {
+    return s3_address(target.endpoint, target.region, endpoint_field(context)) | {
         "kind": "s3",
         "bucket": target.bucket,
         "prefix": target.prefix,

@@ -306,17 +306,16 @@ def test_the_cpu_server_reads_its_own_config_and_starts_on_the_weights_of_the_si
             {MODEL: {"checkpointOf": {"trainingRun": "nobody"}}},
             "spec.policies[0].model.checkpointOf.trainingRun: found nobody, which has written no checkpoint",
         ),
-        (
-            "verl-cpu",
-            {MODEL: {"s3": {"bucket": "models", "key": "m"}}},
-            "spec.policies[0].model.s3.credentialsSecretRef: found nothing; not supported yet",
-        ),
-        ("verl-cpu", {"spec.tasks.train": {"s3": {"bucket": "models", "key": "m.jsonl"}}}, "spec.tasks.train.s3.cred"),
         ("verl-cpu", {"spec.storage": {"bucket": "runs"}}, "spec.storage.credentials.traces: found nothing"),
         (
             "verl-cpu",
             {"spec.storage": STORAGE | {"endpoint": "https://s3.test/prefix"}},
-            "endpoint of object storage: found https://s3.test/prefix; allowed:",
+            "spec.storage.endpoint: found https://s3.test/prefix; allowed:",
+        ),
+        (
+            "verl-cpu",
+            {"spec.tasks.train": {"s3": S3 | {"endpoint": "https://s3.test/prefix"}}},
+            "spec.tasks.train.s3.endpoint: found https://s3.test/prefix; allowed:",
         ),
         (
             "verl-cpu",
@@ -344,6 +343,14 @@ def test_without_storage_a_run_is_refused() -> None:
     settings = SETTINGS.model_copy(update={"default_storage": None})
     with pytest.raises(UserMistakeError, match=r"spec\.storage: found nothing, and the installation has no default"):
         case("verl-cpu", settings=settings)
+
+
+def test_an_endpoint_of_the_installation_is_refused_by_its_own_name() -> None:
+    assert SETTINGS.default_storage is not None
+    wrong = SETTINGS.default_storage.model_copy(update={"endpoint": "https://s3.test/prefix"})
+    settings = SETTINGS.model_copy(update={"default_storage": wrong})
+    with pytest.raises(UserMistakeError, match=r"defaultStorage\.endpoint in the values of .* chart: found https://s3"):
+        run_objects(case("verl-cpu", settings=settings))
 
 
 def test_a_template_of_the_installation_is_refused_by_its_own_name() -> None:
