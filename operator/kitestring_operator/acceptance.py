@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitestring_api import names
+from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.observed import MissingReference, Observed
 
 MESSAGE_LENGTH: Final = 4096
+KUEUE_VERSIONS: Final = "0.15 or later (tested with 0.17)"
+"""Those that serve the version of its API that is used here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ def _said(missing: MissingReference) -> str:
         return f"{missing.field}: {what} has no key {missing.key}; add it, or correct the name"
     if missing.kind == "PriorityClass":
         return f"{missing.field}: there is no {what}; create it, or correct the name"
+    if not missing.is_kind_served:
+        return (
+            f"{missing.field}: found {missing.name}, and the cluster does not serve {KINDS[missing.kind].api_version}, "
+            f"the API of Kueue; install Kueue {KUEUE_VERSIONS}, or remove the field"
+        )
     if missing.kind == "LocalQueue":
         return f"{missing.field}: there is no {what} of Kueue in the namespace; create it, or correct the name"
     return f"{missing.field}: there is no {what} in the namespace; create it, or correct the name"

@@ -167,7 +167,9 @@ class Observation:
         for reference in references(spec):
             missing = missing_of(reference, await self._referenced(namespace, reference))
             if missing is not None:
-                found.append(missing)
+                # of the kinds that are named, Kueue's alone may be unknown to a cluster
+                served = missing.kind != "LocalQueue" or await self._cluster.serves(missing.kind)
+                found.append(replace(missing, is_kind_served=served))
         return tuple(found)
 
     async def _referenced(self, namespace: str, reference: Reference) -> Manifest | None:

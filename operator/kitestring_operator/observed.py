@@ -73,6 +73,8 @@ class MissingReference:
     kind: Literal["Secret", "ConfigMap", "PersistentVolumeClaim", "TrainingRun", "LocalQueue", "PriorityClass"]
     name: str
     key: str | None = None
+    is_kind_served: bool = True
+    """Whether the cluster knows the kind, in the version that we ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,5 +257,7 @@ class Desired:
     lost: tuple[LostRollout, ...] = ()
     quota: Mapping[str, Any] | None = None
     """Merge patch of the status of Kueue's Workload, for the version that was observed; None: Kueue knows all."""
+    classes: Mapping[str, int] | None = None
+    """Committed rollouts of the run by failure class, for the operator's own figures; None: nothing new is known."""
     requeue_seconds: float | None = None
     """Look again after so many seconds even if nothing happens."""

@@ -406,6 +406,19 @@ async def test_a_queue_that_is_not_there_is_named() -> None:
     assert "spec.scheduling.queueName: there is no LocalQueue gpus" in world.status()["message"]
 
 
+async def test_a_cluster_without_kueue_or_with_an_old_one_is_told_apart_from_a_missing_queue() -> None:
+    world = World()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    world.cluster.put(run(**QUEUED))
+    await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ReferenceNotFound")
+    assert world.status()["message"] == (
+        "spec.scheduling.queueName: found gpus, and the cluster does not serve kueue.x-k8s.io/v1beta2, the API of "
+        "Kueue; install Kueue 0.15 or later (tested with 0.17), or remove the field"
+    )
+
+
 async def test_a_rollout_with_a_job_of_its_own_is_counted_too() -> None:
     world = World().with_kueue()
     world.cluster.put(storage_secret())
