@@ -253,6 +253,8 @@ class Controller:
         started = time.thread_time()
         decision = desired(self._settings, observed)
         self._metrics.decide_seconds.labels(key.kind).observe(time.thread_time() - started)
+        if decision.classes is not None:
+            memory.classes = decision.classes
         try:
             return await self._effects.carry_out(observed, decision, memory)
         finally:
@@ -287,13 +289,16 @@ class Controller:
     # --- Figures --------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Runs by phase and rollouts by class, from the statuses."""
+        """Runs by phase and rollouts by outcome, from the statuses; rollouts by class, from what trainers said."""
         runs = [run.get("status") or {} for run in self._cache.of_kind(names.KIND_TRAINING_RUN)]
         phases = Counter(status.get("phase", Phase.PENDING.value) for status in runs)
         for phase in Phase:
             self._metrics.runs.labels(phase.value).set(phases[phase.value])
         for field, outcome in _OUTCOMES.items():
             self._metrics.rollouts.labels(outcome).set(sum(status.get(field, 0) for status in runs))
+        for name in names.CLASSES:
+            count = sum(memory.classes.get(name, 0) for memory in self._memory.values())
+            self._metrics.rollouts_by_class.labels(name).set(count)
 
 
 _OUTCOMES: Final = {

@@ -33,7 +33,7 @@ from kitestring_operator.rollouts.rollout_jobs import has_ended
 from kitestring_operator.rollouts.rollout_jobs import refusal as unfit
 from kitestring_operator.run_report import RunReport
 from kitestring_operator.settings import Settings
-from kitestring_operator.status import events_of, status_of
+from kitestring_operator.status import classes_of, events_of, status_of
 from kitestring_operator.stopping import is_rollout_job, secrets_alone, stopped, superfluous, with_secret
 from kitestring_operator.trainer_job import Losses
 
@@ -53,7 +53,7 @@ def desired(settings: Settings, observed: Observed) -> Desired:
             way = course(observed, stands, open_gate)
     report = None if observed.trainer is None else RunReport.model_validate(observed.trainer.status)
     status = status_of(observed, way, stands, open_gate, report)
-    quota = queueing.word_to_kueue(observed, way)
+    quota, classes = queueing.word_to_kueue(observed, way), classes_of(way, report)
     if not way.wants_parts:
         deletions = [] if way.holds_back else stopped(observed, way)
         if observed.workload is not None and queueing.is_over(observed, way):
@@ -64,6 +64,7 @@ def desired(settings: Settings, observed: Observed) -> Desired:
             deletions=tuple(deletions + _expired(observed, way)),
             events=events_of(observed, status),
             quota=quota,
+            classes=classes,
             requeue_seconds=_look_again(observed, way),
         )
     return Desired(
@@ -75,6 +76,7 @@ def desired(settings: Settings, observed: Observed) -> Desired:
         events=events_of(observed, status),
         live=made.live if report is not None else None,
         lost=made.lost,
+        classes=classes,
         requeue_seconds=_look_again(observed, way),
     )
 

@@ -79,6 +79,8 @@ class RunMemory:
     """What kept an object from being made when that was last tried; None: nothing."""
     log: tuple[str, str] | None = None
     """uid of a trainer Job that ended badly, and the last lines of its pod."""
+    classes: Mapping[str, int] = field(default_factory=dict)
+    """Committed rollouts by failure class, as its trainers last said them to this process."""
     queue_credential: str | None = None
     told_lost: set[tuple[str, int]] = field(default_factory=set)
     """Rollouts of which the queue was told that they are lost."""

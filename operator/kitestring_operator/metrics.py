@@ -54,8 +54,16 @@ class Metrics:
         self.runs = Gauge("kitestring_operator_runs", "TrainingRuns by phase.", ("phase",), registry=self.registry)
         self.rollouts = Gauge(
             "kitestring_operator_rollouts",
-            "Rollouts of the runs that exist, by failure class.",
+            "Rollouts of the runs that exist, as their statuses count them: failed are the classes AgentFailed and "
+            "TimedOut; excluded are all that were left out of learning, whatever their class; retried are attempts.",
             ("outcome",),
+            registry=self.registry,
+        )
+        self.rollouts_by_class = Gauge(
+            "kitestring_operator_rollouts_by_class",
+            "Committed rollouts of the runs that exist, by failure class, as far as trainers have said them to this "
+            "process.",
+            ("class",),
             registry=self.registry,
         )
         self.trainer_polls = Counter(

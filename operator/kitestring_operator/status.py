@@ -69,6 +69,15 @@ def status_of(
     return {field: value for field, value in fields.items() if value is not None}
 
 
+def classes_of(course: Course, report: RunReport | None) -> Mapping[str, int] | None:
+    """Committed rollouts of the whole run by failure class, as its trainer left them or else says them; None: nobody
+    has said any, as while a trainer is being restored."""
+    result = None if course.end is None else course.end.result
+    if result is not None and result.rollouts is not None:
+        return result.rollouts.classes
+    return (report.rollouts.classes or None) if report is not None else None
+
+
 def is_urgent(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether the statuses differ in more than counters."""
     return any(before.get(field) != after.get(field) for field in (before.keys() | after.keys()) - _NOT_URGENT)
@@ -110,6 +119,7 @@ _WARNINGS: Final = frozenset(
         names.REASON_REFERENCE_NOT_FOUND,
         *_CANNOT_START,
         names.REASON_PREEMPTED,
+        names.REASON_SUSPENDED_BY_OTHERS,
         names.REASON_ERROR,
     }
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from kitestring_api import names
 from kitestring_operator import controller as module
 from kitestring_operator.cluster.errors import NotLeadingError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS, RESOURCES
@@ -277,16 +279,51 @@ def pool_users(world: World) -> list[str] | None:
 async def test_figures_count_runs_and_rollouts() -> None:
     world = filled(World())
     await world.settle()
-    world.trainers.says = report(rollouts={"running": 2, "classes": {"Succeeded": 7, "TimedOut": 1}})
+    classes = {"Succeeded": 7, "AgentFailed": 5, "TimedOut": 1, "Infrastructure": 3, "InvalidTask": 2}
+    assert classes.keys() == set(names.CLASSES)
+    world.trainers.says = report(rollouts={"running": 2, "excluded": 11, "classes": classes | {"OfTomorrow": 1}})
     await world.settle()
     await world.controller.resync()
     value = world.metrics.registry.get_sample_value
+    assert by_class(world) == classes
     assert value("kitestring_operator_runs", {"phase": "Running"}) == 1
     assert value("kitestring_operator_runs", {"phase": "Failed"}) == 0
     assert value("kitestring_operator_rollouts", {"outcome": "succeeded"}) == 7
-    assert value("kitestring_operator_rollouts", {"outcome": "failed"}) == 1
+    assert value("kitestring_operator_rollouts", {"outcome": "failed"}) == 6
+    assert value("kitestring_operator_rollouts", {"outcome": "excluded"}) == 11
     page = world.metrics.exposition().decode()
     assert "kitestring_operator_is_leader" in page
+    assert 'kitestring_operator_rollouts_by_class{class="InvalidTask"} 2.0' in page
+
+
+async def test_rollouts_by_class_outlive_the_trainer_but_not_the_run() -> None:
+    world = filled(World())
+    await world.settle()
+    world.trainers.says = report(rollouts={"classes": {"Succeeded": 4}})
+    await world.settle()
+    world.trainers.says = report("Starting", 0)  # the next one, which is being restored
+    await world.settle()
+    await world.controller.resync()
+    assert by_class(world) == dict.fromkeys(names.CLASSES, 0) | {"Succeeded": 4}
+    left = {"reason": "Completed", "step": 3, "rollouts": {"classes": {"Succeeded": 8, "TimedOut": 1}}}
+    world.cluster.end_job("calculator-trainer-1", message=json.dumps(left))
+    await world.settle()
+    another = World(cluster=world.cluster)
+    for each in (world, another):
+        await each.controller.resync()
+        await each.settle()
+        await each.controller.resync()
+        assert by_class(each) == dict.fromkeys(names.CLASSES, 0) | {"Succeeded": 8, "TimedOut": 1}
+    world.cluster.remove(KINDS["TrainingRun"].ref(NAMESPACE, "calculator"))
+    another.deliver()
+    await another.controller.reconcile_run(module.Key("TrainingRun", NAMESPACE, "calculator"))
+    await another.controller.resync()
+    assert by_class(another) == dict.fromkeys(names.CLASSES, 0)
+
+
+def by_class(world: World) -> dict[str, float | None]:
+    value = world.metrics.registry.get_sample_value
+    return {name: value("kitestring_operator_rollouts_by_class", {"class": name}) for name in names.CLASSES}
 
 
 async def test_a_key_that_is_added_to_the_keys_of_runs_comes_into_old_secrets() -> None:
