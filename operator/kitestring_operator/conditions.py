@@ -105,6 +105,9 @@ def _accepted(refusal: Refusal | None) -> Aspect:
 
 
 def _trainer_ready(observed: Observed, course: Course) -> Aspect:
+    held = None if course.trainer is None else course.trainer.suspension
+    if held is not None:
+        return Aspect(ConditionType.TRAINER_READY, False, names.REASON_SUSPENDED_BY_OTHERS, held)
     if course.trainer is not None and course.end is None and observed.trainer is not None:
         if observed.trainer.age_seconds < ANSWER_SECONDS:
             return Aspect(ConditionType.TRAINER_READY, True, names.REASON_RUNNING)

@@ -222,10 +222,13 @@ def _hindered(observed: Observed, way: Course) -> Course:
 
 def _with_trainer(observed: Observed, going: Course, prior: Phase | None) -> Course:
     """A trainer Job is there and has not ended."""
+    phase = Phase.RESTARTING if prior in (Phase.RESTARTING, Phase.RUNNING) else Phase.STARTING
+    held = None if going.trainer is None else going.trainer.suspension
+    if held is not None:
+        return replace(going, phase=phase, reason=names.REASON_SUSPENDED_BY_OTHERS, message=held)
     reported = None if observed.trainer is None else observed.trainer.status.get("phase")
     if reported in _WORKING or (reported is None and prior is Phase.RUNNING):
         return replace(going, phase=Phase.RUNNING, reason=names.REASON_RUNNING, message=_activity(observed))
-    phase = Phase.RESTARTING if prior in (Phase.RESTARTING, Phase.RUNNING) else Phase.STARTING
     reason = names.REASON_STARTING if phase is Phase.STARTING else names.REASON_TRAINER_LOST
     message = "parts are being started" if phase is Phase.STARTING else "the trainer is started again"
     for pod in observed.of_kind("Pod"):

@@ -36,6 +36,7 @@ _BADLY: Final = ("Failed", "FailureTarget")
 ENDED: Final = (*_WELL, *_BADLY)
 """Conditions of a Job that has ended, or is being ended by Kubernetes because its end is certain."""
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
 FAILURES: Final = frozenset(
@@ -137,6 +138,28 @@ class TrainerJob:
     def end(self) -> TrainerEnd | None:
         """How it ended; None while it goes on."""
         return _end(self.job, self.pods)
+
+    @property
+    def suspension(self) -> str | None:
+        """That something suspended the Job, and what its user can do; None: nothing did. The operator never does."""
+        if not (self.job.get("spec") or {}).get("suspend") or self.end is not None:
+            return None
+        metadata = self.job["metadata"]
+        queue = (metadata.get("labels") or {}).get(_QUEUE)
+        if queue is None:
+            why = (
+                "; find what suspends Jobs here (Kueue does with manageJobsWithoutQueueName) and have it leave this "
+                "namespace out"
+            )
+        else:
+            why = (
+                f": Kueue has put it into queue {queue}, as it does with all that names no queue where there is a "
+                f"LocalQueue {queue}; give that queue another name"
+            )
+        return (
+            f"Job {metadata['name']} of the trainer is suspended, and not by this operator{why}, then set spec.suspend "
+            "of the run to true and to false again"
+        )
 
     def losses(self, step: int) -> Losses:
         """Those of the run, this one included, which has brought it to `step`."""

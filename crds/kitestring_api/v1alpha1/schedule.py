@@ -51,5 +51,7 @@ class FailurePolicy(ApiModel):
 class Scheduling(ApiModel):
     """How a cluster admits the run."""
 
-    queue_name: Name | None = Field(None, description="Local queue of Kueue; absent: the run starts at once.")
+    queue_name: Name | None = Field(
+        None, description="Local queue of Kueue (0.15 or later); absent: the run starts at once."
+    )
     priority_class_name: Token | None = Field(None, description="Priority class of its pods and of its workload.")
