@@ -22,6 +22,7 @@ from kitestring_operator.memory import RunMemory
 from kitestring_operator.metrics import Metrics
 from kitestring_operator.observation import Observation
 from kitestring_operator.observed import Event, Manifest, ObjectRef
+from kitestring_operator.served import NamespacesChangedError, is_lost
 from kitestring_operator.settings import Settings
 from kitestring_operator.work_queue import WorkQueue
 
@@ -133,7 +134,10 @@ class Controller:
                 self._concerns(changed)
 
     async def keep_in_sync(self) -> None:
-        """Resync again and again, until cancelled. A failure waits for the next time."""
+        """Resync again and again, until cancelled. A failure waits for the next time.
+
+        Raises KindsChangedError, NamespacesChangedError.
+        """
         wait = min(SECOND_LIST_SECONDS, self._settings.resync_seconds)
         while True:
             garbage.spare_what_is_kept()
@@ -147,6 +151,9 @@ class Controller:
                     raise KindsChangedError(f"Kueue has been {change}")
                 await self.resync()
             except ClusterError as error:
+                if self._settings.namespaces and is_lost(error):
+                    why = "this process ends, the next one serves the namespaces in which it has rights"
+                    raise NamespacesChangedError(f"{error}: {why}") from error
                 log.warning("resync: %s", error)
 
     def trainer_said(self, run: RunKey) -> None:

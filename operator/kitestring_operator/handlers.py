@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import kopf
-from kopf._cogs.clients.errors import APINotFoundError
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
 
 from kitestring_api import names
 from kitestring_operator.cluster.cache import EventType
@@ -18,6 +18,8 @@ Observe = Callable[[Manifest, EventType | None], None]
 
 KindGoneError: Final = APINotFoundError
 """How kopf ends when the cluster no longer serves a kind that it watches; no public name of kopf's says it."""
+MayNotWatchError: Final = APIForbiddenError
+"""The same where this process has lost a right, as in a namespace that has gone."""
 PAGE: Final = 50
 """Objects in one page of kopf's first list. Whole pods are large, and one page at a time is in memory."""
 IDLE_SECONDS: Final = 0.1
@@ -37,14 +39,14 @@ class _NoDifferences(kopf.DiffBaseStorage):
         """Never called: only handlers of changes have something to remember."""
 
 
-class _NoKindsGone(logging.Filter):
-    """Without kopf's own tracebacks of a KindGoneError: whoever runs kopf says in a line what it means."""
+class _NoEnds(logging.Filter):
+    """Without kopf's own tracebacks of the two above: whoever runs kopf says in a line what they mean."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], KindGoneError)
+        return record.exc_info is None or not isinstance(record.exc_info[1], KindGoneError | MayNotWatchError)
 
 
-_NO_KINDS_GONE: Final = _NoKindsGone()
+_NO_ENDS: Final = _NoEnds()
 
 
 def registry(observe: Observe, *, has_kueue: bool) -> kopf.OperatorRegistry:
@@ -61,7 +63,7 @@ def settings() -> kopf.OperatorSettings:
     """kopf's own settings: short waits, no traces of kopf in the cluster, watches by label."""
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event
     for module in ("orchestration", "running"):
-        logging.getLogger(f"kopf._core.reactor.{module}").addFilter(_NO_KINDS_GONE)
+        logging.getLogger(f"kopf._core.reactor.{module}").addFilter(_NO_ENDS)
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.posting.level = logging.WARNING

@@ -32,6 +32,7 @@ from kitestring_operator.leader import Leader, LeaseLostError
 from kitestring_operator.metrics import Metrics
 from kitestring_operator.probes import Probes
 from kitestring_operator.rate import TokenBucket
+from kitestring_operator.served import NamespacesChangedError, await_role, served
 from kitestring_operator.settings import Settings, load_settings
 from kitestring_operator.trainer_client import TrainerClient
 from kitestring_operator.trainers import Poller, Trainers
@@ -43,6 +44,8 @@ FIRST_LOOK_SECONDS: Final = 10.0
 """kopf begins to watch when everything was looked at, or after so long."""
 STUCK_SECONDS: Final = 600.0
 """A resource that is being looked at for so long: the process is not alive."""
+_ENDS: Final = LeaseLostError | KindsChangedError | NamespacesChangedError | NotLeadingError
+"""What ends this process, and is nobody's mistake: the next one begins with what has changed."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 log = logging.getLogger(__name__)
@@ -111,6 +114,8 @@ class _Operator:
                     f"the cluster does not know {KINDS[kind].plural}.{GROUP}; install it: kitestring crds | "
                     "kubectl apply --server-side -f -"
                 )
+        named = self._settings.namespaces
+        self._settings = self._settings.model_copy(update={"namespaces": await served(cluster, named)})
         cache = ObjectCache()
         trainers = Trainers(
             cluster,
@@ -140,6 +145,9 @@ class _Operator:
             seconds=self._settings.poll_seconds,
         )
         working = [controller.work(), controller.keep_in_sync(), poller.run()]
+        unserved = set(named) - set(self._settings.namespaces)
+        if unserved:
+            working.append(await_role(cluster, sorted(unserved), self._settings.resync_seconds))
         tasks = {*keeping, *(asyncio.create_task(one) for one in working)}
         return await self._all(tasks, controller, stop, has_kueue=has_kueue)
 
@@ -221,11 +229,15 @@ def outcome(done: set[asyncio.Task[Any]]) -> int:
         if error is None:
             continue
         found = [*_leaves(error)]
-        if all(isinstance(leaf, LeaseLostError | KindsChangedError | NotLeadingError) for leaf in found):
+        if all(isinstance(leaf, _ENDS) for leaf in found):
             log.error("%s", found[0])
             return EXIT_FAILED
         if all(isinstance(leaf, handlers.KindGoneError) for leaf in found):
             log.error("a kind was removed from the cluster: this process ends, the next one watches what is there")
+            return EXIT_FAILED
+        refused = [leaf for leaf in found if isinstance(leaf, handlers.MayNotWatchError)]
+        if len(refused) == len(found):
+            log.error("%s: this process ends, the next one watches where it has rights", refused[0].message)
             return EXIT_FAILED
         raise error
     return EXIT_OK

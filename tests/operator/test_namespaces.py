@@ -13,12 +13,17 @@ from aiohttp import web
 
 from bench.operator.api_server import ApiServer
 from kitestring_api import names
+from kitestring_api.errors import UserMistakeError
+from kitestring_operator.cluster.errors import ForbiddenError
 from kitestring_operator.cluster.kinds import KINDS
+from kitestring_operator.handlers import MayNotWatchError
+from kitestring_operator.main import outcome
 from kitestring_operator.observed import Manifest
+from kitestring_operator.served import served
 from tests.operator import documents
 from tests.operator.documents import SETTINGS
 from tests.operator.fake_cluster import FakeCluster
-from tests.operator.operator_process import operator, watched
+from tests.operator.operator_process import last_words, operator, watched
 from tests.operator.world import World
 
 OURS = ("team-a", "team-b")
@@ -66,13 +71,16 @@ class Roles:
 
     def __init__(self) -> None:
         self.refused: list[str] = []
+        self.gone: set[str] = set()
+        """Namespaces that no longer are there, and their Roles with them."""
 
     def __call__(self, request: web.Request) -> bool:
         namespace = re.search(r"/namespaces/([^/]+)/([^/]+)", request.path)
         if namespace is None:
             is_allowed = DISCOVERY.fullmatch(request.path) is not None
         else:
-            is_allowed = namespace[1] in OURS or namespace.groups() == ("system", "leases")
+            here = namespace[1] in OURS and namespace[1] not in self.gone
+            is_allowed = here or namespace.groups() == ("system", "leases")
         if not is_allowed:
             self.refused.append(f"{request.method} {request.path}")
         return is_allowed
@@ -96,6 +104,58 @@ async def test_roles_are_enough_for_the_process(server: ApiServer, may: Roles, t
         await until(lambda: "phase" in status(server, OURS[1]))
     assert may.refused == []
     assert status(server, OTHER) == {}
+
+
+async def test_a_namespace_that_has_gone_does_not_stop_the_others(
+    server: ApiServer, may: Roles, tmp_path: Path
+) -> None:
+    """The process goes on without it, and ends when it can be served again, for the next one to do so."""
+    may.gone = {OURS[1]}
+    for item in of_a_run(OURS[0]):
+        server.store.put(item)
+    async with operator(tmp_path, 1.0, namespaces=OURS) as process:
+        await until(lambda: "phase" in status(server, OURS[0]))
+        await watched(server, "Pod")
+        may.gone = set()
+        code, said = await last_words(process)
+    assert code == 1
+    assert any(line.startswith("namespace team-b is not served until its Role is there: list ") for line in said)
+    assert said[-1] == "namespace team-b can be served now: this process ends, the next one serves it"
+
+
+async def test_a_namespace_that_goes_ends_the_process_without_a_traceback(
+    server: ApiServer, may: Roles, tmp_path: Path
+) -> None:
+    async with operator(tmp_path, 1.0, namespaces=OURS) as process:
+        await watched(server, "Pod")
+        may.gone = {OURS[1]}
+        code, said = await last_words(process)
+    assert code == 1
+    assert not any("Traceback" in line for line in said)
+    assert said[-1].endswith(
+        "forbidden (403): this process ends, the next one serves the namespaces in which it has rights"
+    )
+
+
+async def test_a_watch_that_is_refused_ends_the_process_too(caplog: pytest.LogCaptureFixture) -> None:
+    """kopf's, when it has tried again for a minute."""
+
+    async def watch() -> None:
+        raise MayNotWatchError({"code": 403, "message": "pods is forbidden"}, status=403, headers={})
+
+    task = asyncio.create_task(watch())
+    await asyncio.wait({task})
+    assert outcome({task}) == 1
+    assert "pods is forbidden: this process ends, the next one watches where it has rights" in caplog.text
+
+
+async def test_without_any_of_its_namespaces_it_says_so() -> None:
+    class Forbidding(FakeCluster):
+        async def list(self, kind: str, namespace: str | None, selector: str = "") -> list[Manifest]:
+            raise ForbiddenError(f"list trainingruns of {namespace}", 403, "forbidden")
+
+    with pytest.raises(UserMistakeError, match="namespaces: this process has rights in none of them: list trainingr"):
+        await served(Forbidding(), OURS)
 
 
 def of_a_run(namespace: str) -> list[Manifest]:
