@@ -71,6 +71,8 @@ class Course:
     started_at: datetime | None = None
     completed_at: datetime | None = None
     end: TrainerEnd | None = None
+    outage: TrainerEnd | None = None
+    """The end of the last trainer that ended, if something that it needs was away."""
     look_again_seconds: float | None = None
 
     @property
@@ -102,6 +104,7 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
         losses,
         started_at=started_at,
         end=end,
+        outage=_outage(jobs),
     )
     if prior is not None and prior.is_final:
         done = parse_time(status.get("completionTime")) or observed.now
@@ -120,6 +123,11 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
     if refusal is not None:
         return _holding_on(seen, prior, refusal)
     return _hindered(observed, _running(observed, seen, prior))
+
+
+def _outage(jobs: Sequence[TrainerJob]) -> TrainerEnd | None:
+    ended = [job.end for job in jobs if job.end is not None]
+    return ended[-1] if ended and ended[-1].reason in OUTAGES else None
 
 
 def _final(observed: Observed, seen: Course, prior: Phase | None) -> Course | None:
@@ -205,7 +213,7 @@ def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
     return replace(
         going,
         phase=phase,
-        reason=names.REASON_STARTING if phase is Phase.STARTING else names.REASON_TRAINER_LOST,
+        reason=names.REASON_STARTING if phase is Phase.STARTING else _why_lost(seen),
         message=message,
         trainer_number=number,
         may_start_trainer=wait <= 0 and not blocked and (trainer is None or not trainer.is_deleted),
@@ -229,13 +237,20 @@ def _with_trainer(observed: Observed, going: Course, prior: Phase | None) -> Cou
     reported = None if observed.trainer is None else observed.trainer.status.get("phase")
     if reported in _WORKING or (reported is None and prior is Phase.RUNNING):
         return replace(going, phase=Phase.RUNNING, reason=names.REASON_RUNNING, message=_activity(observed))
-    reason = names.REASON_STARTING if phase is Phase.STARTING else names.REASON_TRAINER_LOST
-    message = "parts are being started" if phase is Phase.STARTING else "the trainer is started again"
+    reason, message = names.REASON_STARTING, "parts are being started"
+    if phase is Phase.RESTARTING:
+        reason, message = _why_lost(going), "the trainer is started again"
+        if going.outage is not None:
+            message += f"; what the last one said: {going.outage.message}"
     for pod in observed.of_kind("Pod"):
         found = trouble(pod) if is_live(pod, observed.now) else None
         if found is not None:
             return replace(going, phase=phase, reason=found.reason or reason, message=found.message)
     return replace(going, phase=phase, reason=reason, message=message)
+
+
+def _why_lost(way: Course) -> str:
+    return names.REASON_TRAINER_LOST if way.outage is None else way.outage.reason
 
 
 def _seconds_to_restart(observed: Observed, seen: Course) -> float:

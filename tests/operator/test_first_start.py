@@ -35,7 +35,8 @@ async def test_an_address_that_is_wrong_shows_after_a_minute(world: World) -> No
     world.cluster.end_job("calculator-trainer-1", code=1, message=result)
     await world.settle()
     status = world.status()
-    assert (status["phase"], status["restarts"]) == ("Restarting", 1)
+    assert (status["phase"], status["reason"], status["restarts"]) == ("Restarting", "StorageUnavailable", 1)
+    assert status["message"] == f"the trainer is started again; what the last one said: {said}"
     assert status["lastError"].endswith(said)
     assert patience(world) == 900, "if it was an outage after all, the run is to outlast it"
 
