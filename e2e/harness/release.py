@@ -26,7 +26,8 @@ SECRET_KEY: Final = "only-for-tests-0123456789"
 CHART: Final = layout.REPOSITORY / "charts" / "kitestring"
 KUBE_VERSION: Final = "1.34"
 """For `helm template`, which asks no cluster; a Helm that is built from its module knows none."""
-_OPERATORS: Final = "app.kubernetes.io/name=kitestring"
+OPERATORS: Final = "app.kubernetes.io/name=kitestring"
+"""Selector of their pods."""
 
 
 class Release:
@@ -57,7 +58,7 @@ class Release:
                 f"{replicas} operators, and no other",
                 seconds=90,
                 namespace=NAME,
-                selector=_OPERATORS,
+                selector=OPERATORS,
             )
 
     @contextmanager
@@ -84,7 +85,7 @@ class Release:
 
     def operators(self) -> list[str]:
         """Names of the operator's pods."""
-        return [pod["metadata"]["name"] for pod in self.api.listed(POD, NAME, _OPERATORS)]
+        return [pod["metadata"]["name"] for pod in self.api.listed(POD, NAME, OPERATORS)]
 
     @property
     def storage(self) -> str:
