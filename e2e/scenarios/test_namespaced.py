@@ -27,7 +27,7 @@ RESYNC_SECONDS = 15
 def test_roles_in_its_namespaces_are_enough(
     kubectl: Kubectl, images: Images, release: Release, namespace: Namespace
 ) -> None:
-    """With `namespaces` a run there is carried out, also when another of them has gone; one elsewhere is not looked at."""
+    """With `namespaces` a run there is carried out, also when one of them has gone, and none elsewhere is looked at."""
     api = release.api
     going = Namespace.create(api, "going", kubectl)
     outside = Namespace.create(api, "outside", kubectl)
