@@ -99,7 +99,7 @@ class ApiServer:
 
     def _object(self, method: str, target: _Target, request: web.Request, raw: bytes) -> Manifest | None:
         if method == "PATCH":
-            return self._patched(target, request.content_type, orjson.loads(raw))
+            return self._patched(target, request, orjson.loads(raw))
         match method:
             case "GET":
                 return self.store.get(target.ref)
@@ -111,8 +111,10 @@ class ApiServer:
                 return self.store.update(orjson.loads(raw))
         raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} {request.path}")
 
-    def _patched(self, target: _Target, content_type: str, body: Manifest) -> Manifest | None:
-        if "apply" not in content_type:
+    def _patched(self, target: _Target, request: web.Request, body: Manifest) -> Manifest | None:
+        if "dryRun" in request.query:
+            return body
+        if "apply" not in request.content_type:
             return self.store.patch(target.ref, body)
         if target.part == "status":
             return self.store.patch_status(target.ref, body["metadata"]["uid"], body["status"])

@@ -35,6 +35,8 @@ class _Requests:
     async def apply(self, manifest: Manifest) -> Manifest:
         return self._store.apply(manifest)
 
+    async def rehearse(self, manifest: Manifest) -> None: ...
+
     async def create(self, manifest: Manifest) -> Manifest:
         return self._store.create(manifest)
 

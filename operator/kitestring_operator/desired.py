@@ -69,6 +69,7 @@ def desired(settings: Settings, observed: Observed) -> Desired:
         )
     return Desired(
         status=status,
+        rehearsed=made.rehearsed,
         objects=(*made.workloads, *made.objects),
         quota=quota,
         generated_secrets=made.generated_secrets,
@@ -90,6 +91,8 @@ def is_of_others(observed: Observed) -> bool:
 class _Made:
     """What a running run consists of."""
 
+    rehearsed: tuple[Manifest, ...] = ()
+    """What is made only when the run has started, and would be refused too late."""
     objects: tuple[Manifest, ...] = ()
     generated_secrets: tuple[GeneratedSecret, ...] = ()
     workloads: tuple[Manifest, ...] = ()
@@ -127,13 +130,16 @@ def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
     if not way.may_start_trainer:
         objects = [item for item in objects if not is_trainer_job(item) or _is_there(observed, item)]
     apart = _Apart()
+    rehearsed: tuple[Manifest, ...] = ()
     if context.pool.isolation == "Job":
         apart = _rollout_jobs(context, observed)
+        rehearsed = (rollouts.sample_job(context),) if way.started_at is None else ()
     pod_sets = {} if observed.workload is None else queueing.pod_set_names(plan)
     made = (queueing.placed(item, pod_sets, observed) for item in (*objects, *apart.objects))
     untouched = {id(item) for item in plan}
     hashed = [item if id(item) in untouched else identity.with_spec_hash(item) for item in made]
     return _Made(
+        rehearsed=rehearsed,
         objects=with_kept_configs(hashed, observed),
         workloads=workloads,
         generated_secrets=(credentials.generated_secret(observed.name),),

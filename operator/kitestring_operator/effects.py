@@ -100,6 +100,8 @@ class Effects:
 
     async def _make(self, observed: Observed, decision: Desired, memory: RunMemory) -> float | None:
         memory.hindrance = None
+        for manifest in decision.rehearsed:
+            await self._cluster.rehearse(manifest)
         for secret in decision.generated_secrets:
             if not await self._generate(observed, secret):
                 memory.hindrance = _occupied(KINDS["Secret"].ref(observed.namespace, secret.name))

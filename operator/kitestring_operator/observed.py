@@ -246,6 +246,8 @@ class Desired:
 
     status: Mapping[str, Any]
     """The whole status."""
+    rehearsed: tuple[Manifest, ...] = ()
+    """Before anything is made: none of it is, but the API server must be ready to take it."""
     objects: tuple[Manifest, ...] = ()
     """To be applied where their spec hash differs, in this order."""
     generated_secrets: tuple[GeneratedSecret, ...] = ()

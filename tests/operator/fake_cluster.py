@@ -55,6 +55,12 @@ class FakeCluster:
                 changed[field] = copy.deepcopy(value)
         return self._show("MODIFIED", changed) if changed != there else self._copy(there)
 
+    async def rehearse(self, manifest: Manifest) -> None:
+        ref = ObjectRef.of(manifest)
+        self.writes.append(("rehearse", ref))
+        if ref.name in self.refuses:
+            raise RefusedError(f"rehearse {ref.name}", 422, self.refuses[ref.name])
+
     async def create(self, manifest: Manifest) -> Manifest:
         ref = ObjectRef.of(manifest)
         self.writes.append(("create", ref))

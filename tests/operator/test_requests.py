@@ -112,6 +112,17 @@ async def test_apply(server: Server, cluster: RequestedCluster, metrics: Metrics
     assert writes(metrics, "ConfigMap", "apply") == 1
 
 
+async def test_a_rehearsal_is_an_apply_that_changes_nothing(server: Server, cluster: RequestedCluster) -> None:
+    await cluster.rehearse(CONFIG)
+    method, path, headers, body = server.asked[0]
+    assert (method, path.split("?")[0]) == ("PATCH", "/api/v1/namespaces/n/configmaps/c")
+    assert path.endswith("?fieldManager=kitestring-operator&force=true&dryRun=All")
+    assert (headers["Content-Type"], body) == ("application/apply-patch+yaml", CONFIG)
+    server.answers = [(422, {"message": "image: Required value"})]
+    with pytest.raises(RefusedError, match="rehearse ConfigMap n/c: image: Required value"):
+        await cluster.rehearse(CONFIG)
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 @example("\U0001f9ea \\ \\ud83e\\uddea \u2028\x85\x7f\ufeff")
 def test_any_text_can_be_applied(text: str) -> None:

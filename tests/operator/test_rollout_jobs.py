@@ -56,6 +56,28 @@ async def test_no_more_than_replicas_at_once() -> None:
     assert world.trainers.told_lost == []
 
 
+async def test_a_pool_of_which_no_job_would_be_taken_is_refused_before_the_start() -> None:
+    """The first Job of a rollout comes when the trainer works: the API server is asked before."""
+    world = World()
+    world.cluster.refuses[job_name("sample")] = "volumeMounts[0].name: Not found"
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool(isolation="Job"))
+    world.cluster.put(run())
+    await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InvalidSpec")
+    assert "volumeMounts[0].name: Not found" in world.status()["message"]
+    assert {verb for verb, ref in world.cluster.writes if ref.kind != "Event"} == {"rehearse", "status"}
+    world.cluster.refuses.clear()
+    world.cluster.change("RolloutPool", "calc", {"spec": {"limits": {"seconds": 60}}})
+    await world.settle()
+    assert world.status()["phase"] == "Starting"
+    assert world.there("Job") == {"calculator-trainer-1"}
+    before = len(world.cluster.writes)
+    await world.controller.resync()
+    await world.settle()
+    assert world.cluster.writes[before:] == [], "asked once"
+
+
 async def test_a_job_that_failed_is_told_before_it_goes() -> None:
     world = await world_of()
     world.trainers.wants = wanted("a")

@@ -1,4 +1,4 @@
-"""What the operator asks of a cluster: ten requests. Behind it is the official client; in tests, a dictionary."""
+"""What the operator asks of a cluster: eleven requests. Behind it is the official client; in tests, a dictionary."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class Cluster(Protocol):
 
     async def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply under our field manager: takes fields over from others, creates what is absent."""
+        ...
+
+    async def rehearse(self, manifest: Manifest) -> None:
+        """Whether `apply` would do: raises what it would. Nothing is changed."""
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:

@@ -96,9 +96,10 @@ class RequestedCluster:
         return type(self)(self._client, self._executor, self._metrics, may_write)
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        ref = ObjectRef.of(manifest)
-        query = (("fieldManager", _FIELD_MANAGER), ("force", "true"))
-        return await self._written(_request("apply", ref, "PATCH", query, _APPLY, manifest), retry_conflict=True)
+        return await self._written(_applied("apply", manifest), retry_conflict=True)
+
+    async def rehearse(self, manifest: Manifest) -> None:
+        await self._written(_applied("rehearse", manifest, ("dryRun", "All")), retry_conflict=True)
 
     async def create(self, manifest: Manifest) -> Manifest:
         ref = ObjectRef.of(manifest)
@@ -263,6 +264,12 @@ def connect() -> ApiClient:
     configuration.connection_pool_maxsize = THREADS
     configuration.retries = False  # tries are counted and paced here
     return ApiClient(configuration)
+
+
+def _applied(verb: str, manifest: Manifest, *further: tuple[str, str]) -> Request:
+    """A server-side apply under our name."""
+    query = (("fieldManager", _FIELD_MANAGER), ("force", "true"), *further)
+    return _request(verb, ObjectRef.of(manifest), "PATCH", query, _APPLY, manifest)
 
 
 def _request(
