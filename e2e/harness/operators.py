@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.harness.api import Object, is_true
+from e2e.harness.api import NotYet, Object, is_true
 from e2e.harness.kinds import LEASE, POD
 from e2e.harness.kubectl import CommandFailed, Kubectl
 from e2e.harness.release import Release
@@ -29,6 +31,17 @@ class Operators:
     def sum(self, name: str, **labels: str) -> float:
         """Sum of a metric over all that answer."""
         return sum(total(text, name, labels) for text in self._pages().values())
+
+    def until(self, name: str, label: str, figures: Mapping[str, float], *, seconds: float) -> None:
+        """Return once a metric has these figures by a label, all others 0. Raises NotYet with those that it had last.
+
+        No event tells of figures: they are asked for once a second.
+        """
+        deadline = time.monotonic() + seconds
+        while (last := self._by(name, label)) != figures:
+            if time.monotonic() >= deadline:
+                raise NotYet(f"{name} of {dict(figures)} by {label}: not within {seconds:g} s; last: {last}")
+            time.sleep(1)
 
     def writes(self) -> float:
         """Requests that may change something, those about the Lease left out."""
@@ -86,6 +99,16 @@ class Operators:
         """User and system time of the process so far."""
         fields = self._exec(pod, "cat", "/proc/1/stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / 100
+
+    def _by(self, name: str, label: str) -> dict[str, float]:
+        """Sums of a metric by a label, without those that are 0."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        for text in self._pages().values():
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if sample.name == name:
+                        sums[sample.labels[label]] += sample.value
+        return {value: figure for value, figure in sums.items() if figure}
 
     def _pages(self) -> dict[str, str]:
         return {pod["metadata"]["name"]: self.page(pod["metadata"]["name"]) for pod in self._running()}

@@ -16,6 +16,7 @@ from e2e.harness.images import Images
 from e2e.harness.kinds import JOB, LEASE, POD, SECRET
 from e2e.harness.ledger import Ledger
 from e2e.harness.namespace import Namespace
+from e2e.harness.operators import Operators
 from e2e.harness.release import Release
 from kitestring_api import names
 from kitestring_rollout.storage import ObjectStore
@@ -28,6 +29,8 @@ STEP_SECONDS = 60.0
 """Until the agents of the next step are."""
 RETURN_SECONDS = 60.0
 """Until a part that was killed is there again."""
+RESYNC_SECONDS = 90.0
+"""Until the operator's figures are those of now: it counts at each resync."""
 
 SLOTS = 4
 """Agents at once. Of the eight rollouts of a step two are done, four run and two wait when all slots are taken: the
@@ -218,6 +221,9 @@ def test_failures_by_class(
     assert unpullable["status"]["skippedSteps"] == 1 and unpullable["status"]["rolloutsExcluded"] == 2
     namespace.until_gone(JOB, seconds=30, selector=names.LABEL_ROLLOUT)
     assert namespace.listed(SECRET, names.LABEL_ROLLOUT) == []
+    classes |= {"Infrastructure": 2}
+    operators = Operators(release, namespace.kubectl)
+    operators.until("kitestring_operator_rollouts_by_class", "class", classes, seconds=RESYNC_SECONDS)
 
 
 def test_one_bad_row_of_a_hundred_costs_no_other(
