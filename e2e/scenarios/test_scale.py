@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,9 @@ NODES: Final = 4
 """Fake ones, of a thousand pods each."""
 EVENTS: Final = 10_000
 EVENT_SECONDS: Final = 30.0
+SHARE: Final = 8
+"""The control plane of two cores takes an eighth of that. So it goes to an eighth of the pods, those of an eighth of
+the runs: each run hears as much as in the whole flood, and its events are gathered as they would be there."""
 RESYNC_SECONDS: Final = 60.0
 """The chart's."""
 SENDERS: Final = 16
@@ -225,12 +229,12 @@ def _own_writes(operators: Operators, pod: str) -> float:
 
 
 def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, float], Pace]:
-    """Rollout pods turn ready and not ready, as fast as the control plane takes it, at most EVENTS in EVENT_SECONDS.
+    """Pods of rollouts turn ready and not ready, as fast as the control plane takes it, at most EVENTS / SHARE of them.
 
     The figures, and the pace of the machine meanwhile: the operator shares its cores with the control plane.
     """
     leader = operators.lease_holder()
-    pods = namespace.pods(f"{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}")
+    pods = _sample(namespace.pods(f"{names.LABEL_COMPONENT}={names.COMPONENT_ROLLOUT}"))
     period, quiet = _idle_cpu_seconds(operators, leader)
     _until_resynced(operators)
     heard, every, cpu = _heard(operators, leader), _heard(operators, leader, ""), operators.cpu_seconds(leader)
@@ -258,6 +262,15 @@ def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, floa
         written = _statuses(operators, leader, kind) - statuses[kind]
         found[f"status writes a second and {kind}"] = written / took / count
     return found, slower
+
+
+def _sample(pods: Sequence[Object]) -> list[Object]:
+    """Of the large run each SHARE-th pod, of the others all pods of each SHARE-th run."""
+    by_run: dict[str, list[Object]] = defaultdict(list)
+    for pod in pods:
+        by_run[pod["metadata"]["labels"][names.LABEL_RUN]].append(pod)
+    large, *others = sorted(by_run)
+    return [*by_run[large][::SHARE], *(pod for run in others[::SHARE] for pod in by_run[run])]
 
 
 def _idle_cpu_seconds(operators: Operators, leader: str) -> tuple[float, float]:
@@ -297,7 +310,7 @@ def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, Pace]:
     begun = time.monotonic()
 
     def send(number: int) -> int:
-        wait = begun + number * EVENT_SECONDS / EVENTS - time.monotonic()
+        wait = begun + number * EVENT_SECONDS * SHARE / EVENTS - time.monotonic()
         if wait > 0:
             time.sleep(wait)  # the pace of the events
         if time.monotonic() > begun + EVENT_SECONDS:
@@ -309,7 +322,7 @@ def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, Pace]:
 
     chosen.shuffle(order)
     with ThreadPoolExecutor(SENDERS) as threads, ThreadPoolExecutor(1) as beside:
-        done = threads.map(send, range(EVENTS))
+        done = threads.map(send, range(EVENTS // SHARE))
         slower = beside.submit(_pace_until, begun + EVENT_SECONDS)
         return sum(done), slower.result()
 
