@@ -73,7 +73,8 @@ def test_each_part_has_a_key_of_its_own(images: Images, namespace: Namespace, re
 
         # its model is what the first one's trainer has put, which the second one's must be able to get
         model = {"checkpointOf": {"trainingRun": "first"}}
-        namespace.apply(run(namespace, "second", policies=[policy(model)]))
+        trainer = {"backend": "collect", "device": "cpu", "template": {"spec": fetching(release)}}
+        namespace.apply(run(namespace, "second", policies=[policy(model)], trainer=trainer))
         second = runs.until_finished(namespace, "second", seconds=COLLECTED_SECONDS)
         runs.assert_succeeded(second)
 
@@ -257,6 +258,15 @@ def run(namespace: Namespace, name: str, **spec: Any) -> Object:
 
 def policy(model: Object) -> Object:
     return {"name": "policy", "train": True, "model": model, "maxModelLen": 512}
+
+
+def fetching(release: Release) -> Object:
+    """Where the trainer's container mounts its program, that which fetches its model must do so as well."""
+    mounting = release.values["settings"]["defaultTemplates"].get("trainer")
+    if mounting is None:
+        return {}
+    (trainer,) = mounting["spec"]["containers"]
+    return {"initContainers": [{"name": "fetch", "volumeMounts": trainer["volumeMounts"]}]}
 
 
 def identity(run: Object) -> str:
