@@ -17,7 +17,8 @@ class StorageCredentials(ApiModel):
     agent: ObjectReference | None = Field(None, description="Of the collector of agents' own spans: puts below agent/.")
     weights: ObjectReference | None = Field(None, description="Of the policy servers: gets and lists below weights/.")
     trainer: ObjectReference | None = Field(
-        None, description="Of the trainer: everything below the prefix, of traces/ and agent/ only reading."
+        None,
+        description="Of the trainer: everything below state/, weights/ and checkpoints/; gets and lists below traces/.",
     )
 
 
