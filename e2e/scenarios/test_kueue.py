@@ -92,8 +92,8 @@ class Queue:
     name: str
     """Of ClusterQueue and ResourceFlavor, and the beginning of the names of priority classes."""
 
-    def open(self, namespace: Namespace, pods: int, **flavor: Any) -> None:
-        """Make it, or change its quota; `flavor` is the spec of the only flavor."""
+    def open(self, namespace: Namespace, pods: int, *, local: str = QUEUE, **flavor: Any) -> None:
+        """Make it, or change its quota; `flavor` is the spec of the only flavor, `local` the LocalQueue's name."""
         amounts = [{"name": name, "nominalQuota": amount} for name, amount in (("cpu", 100), ("memory", "1Ti"))]
         quota = {"name": self.name, "resources": [*amounts, {"name": "pods", "nominalQuota": pods}]}
         cluster_queue = {
@@ -103,9 +103,9 @@ class Queue:
         }
         self._apply(RESOURCE_FLAVOR, spec=flavor)
         self._apply(CLUSTER_QUEUE, spec=cluster_queue)
-        local = {"apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name, "metadata": {"name": QUEUE}}
-        namespace.apply(local | {"spec": {"clusterQueue": self.name}})
-        namespace.until_condition(LOCAL_QUEUE, QUEUE, "Active", seconds=WORD_SECONDS)
+        made = {"apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name, "metadata": {"name": local}}
+        namespace.apply(made | {"spec": {"clusterQueue": self.name}})
+        namespace.until_condition(LOCAL_QUEUE, local, "Active", seconds=WORD_SECONDS)
 
     def priority(self, level: str, value: int) -> str:
         """Name of a new priority class, which matters to Kueue only."""
@@ -247,6 +247,27 @@ def test_queued_run_leaves_the_queue(queue: Queue, images: Images, namespace: Na
     namespace.kubectl("delete", "trainingrun/run")
     namespace.until_gone(WORKLOAD, seconds=WORD_SECONDS)
     assert namespace.objects_of_run("run") == {}
+
+
+def test_queue_named_default_is_told(queue: Queue, images: Images, namespace: Namespace) -> None:
+    """Kueue puts all that names no queue into it, and so holds a run back: the status says so, and its remedy helps."""
+    queue.open(namespace, 0, local="default")
+    namespace.apply(runs.pool(images), runs.collecting("run", steps=1))
+
+    def is_told(status: Object) -> bool:
+        return status.get("reason") == names.REASON_SUSPENDED_BY_OTHERS
+
+    told = runs.until_status(namespace, "run", is_told, "what holds the run back", seconds=WORD_SECONDS)
+    assert told["status"]["phase"] == Phase.STARTING
+    assert "Kueue has put it into queue default" in told["status"]["message"]
+    assert condition(told, "TrainerReady")["message"] == told["status"]["message"]
+
+    namespace.delete(LOCAL_QUEUE, "default")
+    namespace.until_gone(LOCAL_QUEUE, seconds=WORD_SECONDS)
+    namespace.patch(RUN, "run", {"spec": {"suspend": True}})
+    runs.until_phase(namespace, "run", Phase.SUSPENDED, seconds=STOP_SECONDS)
+    namespace.patch(RUN, "run", {"spec": {"suspend": False}})
+    runs.assert_succeeded(runs.until_finished(namespace, "run", seconds=START_SECONDS))
 
 
 ROLLOUTS = 3
