@@ -21,13 +21,15 @@ LOOK_SECONDS = 30.0
 START_SECONDS = 90.0
 END_SECONDS = 180.0
 ABSENT = "kitestring-e2e/absent:1"
+GUESSING = "print(4)"
+"""An agent that asks no model."""
 
 
 @pytest.mark.parametrize("isolation", ["Worker", "Job"])
 def test_pool_is_corrected_in_place_until_its_run_starts(images: Images, namespace: Namespace, isolation: str) -> None:
     """A pool as it is right on one machine, without an image, then one that only the API server can judge: the run
     waits, has made no trainer, and starts when the pool is put right. From then on the pool is fixed."""
-    pool = runs.pool(images, isolation=isolation)
+    pool = runs.pool(images, script=GUESSING, isolation=isolation)
     right = pool["spec"]["template"]["spec"]["containers"][0]
     without = {field: value for field, value in right.items() if field != "image"}
     set_agent(pool, without)
@@ -51,7 +53,7 @@ def test_pool_is_corrected_in_place_until_its_run_starts(images: Images, namespa
 
 def test_agent_whose_image_cannot_be_had_is_told_of_once(images: Images, namespace: Namespace) -> None:
     """The trainer works and the run is Running, though no rollout will ever end: one Event says why."""
-    pool = runs.pool(images)
+    pool = runs.pool(images, script=GUESSING)
     agent = pool["spec"]["template"]["spec"]["containers"][0]
     # images that were made here are on the nodes; with IfNotPresent the kubelet would ask for a minute for the absent
     policy = "Never" if images.mounted else "IfNotPresent"
