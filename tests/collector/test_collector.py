@@ -51,6 +51,8 @@ class WatchedStore(DirectoryStore):
         self.looks = 0
         self.loop = asyncio.get_running_loop()
         self.entered = asyncio.Event()
+        self.written = asyncio.Semaphore(0)
+        """Released by each write that is over."""
         self.gate: asyncio.Event | None = None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
@@ -60,6 +62,7 @@ class WatchedStore(DirectoryStore):
         if self.gate is not None:
             asyncio.run_coroutine_threadsafe(self.gate.wait(), self.loop).result(20)
         super().put(key, data, if_absent=if_absent)
+        self.loop.call_soon_threadsafe(self.written.release)
 
     def exists(self, key: str) -> bool:
         if self.refuses:
@@ -158,6 +161,8 @@ async def test_a_client_that_goes_away_does_not_stop_the_write(collector: Runnin
     posted.cancel()
     collector.store.gate.set()
     assert (await collector.post(request_of(1)))[0] == 200
+    for _ in range(2):  # the second may be over before the first
+        await asyncio.wait_for(collector.store.written.acquire(), 20)
     assert len(collector.store.held()) == 2
 
 
