@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ _BACKBONE = {
     "/apis/apiextensions.k8s.io/v1": ("customresourcedefinitions", "CustomResourceDefinition"),
 }
 """Kinds that kopf looks for and, told not to, never reads."""
+_Selector = Callable[[Mapping[str, str]], bool]
 
 
 class _Target(NamedTuple):
@@ -154,7 +155,7 @@ class ApiServer:
         for news in self._watched[kind]:
             news.set()
 
-    async def _watch(self, request: web.Request, target: _Target, selector: Mapping[str, str]) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, target: _Target, selector: _Selector) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         kind = target.kind.kind
@@ -167,7 +168,7 @@ class ApiServer:
                 lines = [
                     entry.line
                     for entry in told[position:]
-                    if target.namespace in (None, entry.namespace) and selector.items() <= entry.labels.items()
+                    if target.namespace in (None, entry.namespace) and selector(entry.labels)
                 ]
                 position = len(told)
                 if lines:
@@ -251,14 +252,21 @@ def _resource(name: str, kind: str) -> Manifest:
     return {"name": name, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": verbs}
 
 
-def _selector(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in text.split(",") if part)
+def _selector(text: str) -> _Selector:
+    """Of labels, by `key=value` and `key!=value`."""
+    parts = [part.partition("=") for part in text.split(",") if part]
+    same = {key: value for key, _, value in parts if not key.endswith("!")}
+    other = {key.removesuffix("!"): value for key, _, value in parts if key.endswith("!")}
+
+    def selects(labels: Mapping[str, str]) -> bool:
+        return same.items() <= labels.items() and not any(labels.get(key) == value for key, value in other.items())
+
+    return selects
 
 
-def _matches(item: Manifest, target: _Target, selector: Mapping[str, str]) -> bool:
+def _matches(item: Manifest, target: _Target, selector: _Selector) -> bool:
     metadata = item["metadata"]
-    here = target.namespace in (None, metadata["namespace"])
-    return here and selector.items() <= (metadata.get("labels") or {}).items()
+    return target.namespace in (None, metadata["namespace"]) and selector(metadata.get("labels") or {})
 
 
 def _json(document: Manifest) -> web.Response:

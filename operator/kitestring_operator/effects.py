@@ -20,7 +20,7 @@ from kitestring_operator.cluster.errors import (
     ForbiddenError,
     RefusedError,
 )
-from kitestring_operator.cluster.kinds import KINDS, WATCHED
+from kitestring_operator.cluster.kinds import KINDS, is_watched
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.events import Events
 from kitestring_operator.memory import RunMemory
@@ -120,8 +120,19 @@ class Effects:
                 case Resize(ref, patch):
                     self._saw(await self._cluster.patch(ref, patch))
                 case Occupied(ref):
+                    await self._look_at_owner(ref)
                     memory.hindrance, wait = _occupied(ref), OCCUPIED_SECONDS
         return wait
+
+    async def _look_at_owner(self, ref: ObjectRef) -> None:
+        """Whether the object that has the name is still there: of what is not watched, no event tells."""
+        known = self._cache.get(ref)
+        if known is None or is_watched(known):
+            return
+        there = await self._cluster.get(ref)
+        if there is None:
+            self._cache.forget(ref, known["metadata"]["uid"])
+        self._saw(there)
 
     async def _apply(self, observed: Observed, manifest: Manifest, *, is_new: bool) -> bool:
         """Whether the name was free or the object ours."""
@@ -171,7 +182,7 @@ class Effects:
                 continue
             uid = known["metadata"]["uid"]
             await self._cluster.delete(ref, uid=uid)
-            if ref.kind in WATCHED:
+            if is_watched(known):
                 self._cache.mark_deleted(ref, uid)
             else:
                 self._cache.forget(ref, uid)  # no event will tell

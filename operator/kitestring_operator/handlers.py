@@ -11,7 +11,7 @@ from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
 
 from kitestring_api import names
 from kitestring_operator.cluster.cache import EventType
-from kitestring_operator.cluster.kinds import KINDS, RESOURCES, WATCHED, Kind
+from kitestring_operator.cluster.kinds import KINDS, NOT_OF_WORKERS, RESOURCES, WATCHED, Kind
 from kitestring_operator.observed import Manifest
 
 Observe = Callable[[Manifest, EventType | None], None]
@@ -76,7 +76,10 @@ def settings() -> kopf.OperatorSettings:
     found.persistence.diffbase_storage = _NoDifferences()
     for kind in (KINDS[name] for name in WATCHED if name not in RESOURCES):
         key = (kind.group, kind.api_version.rpartition("/")[2], kind.plural)
-        found.watching.label_selectors[key] = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
+        selectors = [f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"]
+        if kind.kind == "Deployment":
+            selectors.append(NOT_OF_WORKERS)
+        found.watching.label_selectors[key] = ",".join(selectors)
     return found
 
 

@@ -43,7 +43,10 @@ def test_kopf_watches_by_label_and_leaves_nothing_behind() -> None:
     found = handlers.settings()
     assert found.scanning.disabled and found.peering.standalone and not found.posting.enabled
     selectors = {str(key): value for key, value in found.watching.label_selectors.items()}
-    assert set(selectors.values()) == {"app.kubernetes.io/managed-by=kitestring-operator"}
+    ours = "app.kubernetes.io/managed-by=kitestring-operator"
+    assert sorted(set(selectors.values())) == [ours, f"{ours},app.kubernetes.io/component!=rollout"]
+    (narrower,) = (key for key, value in selectors.items() if value != ours)
+    assert "'deployments'" in narrower
     assert len(selectors) == 5
 
 

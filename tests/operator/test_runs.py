@@ -138,6 +138,16 @@ async def test_an_object_of_someone_else_is_never_touched(world: World) -> None:
     assert world.status()["message"] == "parts are being started"
 
 
+async def test_a_run_takes_the_place_of_a_deleted_one_of_its_name(world: World) -> None:
+    """What the first one owned has gone with it, and of most of that no watch has told."""
+    await running(world)
+    world.cluster.remove(KINDS["TrainingRun"].ref(NAMESPACE, "calculator"))
+    world.trainers.says = None
+    await started(world)
+    assert world.there("Deployment") == {"calculator-collector", "calculator-rollout"}
+    assert world.status()["message"] == "parts are being started"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [(ForbiddenError, 403, "exceeded quota"), (UnavailableError, 500, "failed calling webhook")],
@@ -293,6 +303,7 @@ async def test_suspend_ends_the_trainer_and_the_agents_first(world: World) -> No
     assert world.status()["phase"] == "Starting"
     assert condition(world, "Suspended")[0] == "False"
     assert world.there("Job") == {"calculator-trainer-1"}
+    assert "calculator-rollout" in world.there("Deployment"), "no watch has told that the first one has gone"
 
 
 async def test_the_rest_waits_for_the_trainers_pod(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kitestring_api import names
 from kitestring_operator.cluster.cache import ObjectCache
+from kitestring_operator.cluster.kinds import is_watched
 from kitestring_operator.controller import Controller, Key
 from kitestring_operator.effects import Effects
 from kitestring_operator.events import Events
@@ -86,10 +87,11 @@ class World:
         )
 
     def deliver(self) -> None:
-        """Let the controller hear all that was told."""
+        """Let the controller hear all that was told of what it watches."""
         told, self.cluster.told = self.cluster.told, []
         for event, manifest in told:
-            self.controller.observe(manifest, event)  # type: ignore[arg-type]
+            if is_watched(manifest):
+                self.controller.observe(manifest, event)  # type: ignore[arg-type]
 
     async def settle(self, rounds: int = 30) -> None:
         """Look at everything until nothing is written any more; pods come and go meanwhile."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitestring_api import names
-from kitestring_operator.observed import ObjectRef
+from kitestring_operator.observed import Manifest, ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,19 @@ KINDS: Final[dict[str, Kind]] = {
 RESOURCES: Final = (names.KIND_TRAINING_RUN, names.KIND_ROLLOUT_POOL)
 """Our own kinds."""
 WATCHED: Final = (*RESOURCES, "Job", "StatefulSet", "Deployment", "Pod", "Workload")
-"""Kinds whose changes are heard of at once."""
+"""Kinds whose changes are heard of at once, but for the Deployments of workers."""
+NOT_OF_WORKERS: Final = f"{names.LABEL_COMPONENT}!={names.COMPONENT_ROLLOUT}"
+"""Label selector of the watch on Deployments. One of workers changes whenever a pod of them turns ready or not, which
+the pod itself has said: in a flood of pods every third event. What else changes in it is found at the next resync."""
 LISTED: Final = ("Secret", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 """Kinds that runs own and that seldom change by themselves: they are listed at each resync."""
+
+
+def is_watched(item: Manifest) -> bool:
+    """Whether an event tells that this object has changed or gone."""
+    labels = item["metadata"].get("labels") or {}
+    is_of_workers = item["kind"] == "Deployment" and labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ROLLOUT
+    return item["kind"] in WATCHED and not is_of_workers
 
 
 def path_of(ref: ObjectRef, subresource: str | None = None) -> str:
