@@ -71,9 +71,10 @@ class Release:
             self.install()
 
     def uninstall(self) -> None:
-        """`helm uninstall`, which keeps the definitions, and with them runs and pools."""
+        """`helm uninstall`, which keeps the definitions, and with them runs and pools. No operator is left then."""
         with step("uninstall the chart"):
             self._helm("uninstall", NAME, "--namespace", NAME, "--ignore-not-found", "--wait", "--timeout", "120s")
+            self.api.until_gone(POD, NAME, seconds=90, selector=OPERATORS)
 
     def remove(self) -> None:
         """Take everything away again, the definitions too, which a user would keep."""
