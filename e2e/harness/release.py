@@ -146,13 +146,7 @@ def _mounted_template(images: Images) -> dict[str, Any]:
     mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in named]
     volumes = [{"name": name, "hostPath": {"path": path, "type": "Directory"}} for name, path in named]
 
-    def template(*containers: str, init: tuple[str, ...] = ()) -> dict[str, Any]:
-        spec: dict[str, Any] = {
-            "volumes": volumes,
-            "containers": [{"name": name, "volumeMounts": mounts} for name in containers],
-        }
-        if init:
-            spec["initContainers"] = [{"name": name, "volumeMounts": mounts} for name in init]
-        return {"spec": spec}
+    def template(container: str) -> dict[str, Any]:
+        return {"spec": {"volumes": volumes, "containers": [{"name": container, "volumeMounts": mounts}]}}
 
     return {"trainer": template("trainer"), "policyServer": template("server")}

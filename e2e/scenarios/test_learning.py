@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from e2e.harness import runs
-from e2e.harness.api import Object
 from e2e.harness.audit import audited
+from e2e.harness.checkpoints import assert_usable
 from e2e.harness.images import Images
 from e2e.harness.kinds import POD, RUN
 from e2e.harness.kubectl import CommandFailed, Kubectl
 from e2e.harness.namespace import Namespace
 from e2e.node import kube, layout
 from kitestring_api import names
-from kitestring_operator.identity import run_id
 from kitestring_rollout.storage import ObjectStore
-from kitestring_rollout.storage.manifest import fetch_folder
 from tests.examples.pipelines import argo_verdicts
 
 pytestmark = pytest.mark.core
@@ -53,7 +50,7 @@ def test_calculator_learns(
     assert (status["rolloutsRunning"], status["rolloutsFailed"], status["restarts"]) == (0, 0, 0)
     _assert_printed(namespace)
     assert audited(kubectl, run, tmp_path, 12)[names.CLASS_SUCCEEDED] == 12 * 16 * 8
-    _assert_usable(store, run, tmp_path / "checkpoint")
+    assert_usable(store, run, tmp_path / "checkpoint")
     namespace.until_gone(POD, seconds=120, selector=f"{names.LABEL_COMPONENT}!={names.COMPONENT_TRAINER}")
 
 
@@ -73,13 +70,3 @@ def _assert_printed(namespace: Namespace) -> None:
     head, line = namespace.kubectl("get", "trainingruns").splitlines()
     assert head.split()[:6] == ["NAME", "PHASE", "STEP", "STEPS", "REWARD", "VALIDATION"]
     assert re.match(r"calculator\s+Succeeded\s+12\s+12\s+0\.\d+\s+0\.\d+\s", line), line
-
-
-def _assert_usable(store: ObjectStore, run: Object, folder: Path) -> None:
-    """The checkpoint that the status names is an ordinary Hugging Face folder."""
-    identity = run_id(run["metadata"]["name"], run["metadata"]["uid"])
-    checkpoint = run["status"]["checkpoint"]
-    assert re.fullmatch(rf"s3://[^/]+/{identity}/checkpoints/step-000012/", checkpoint), checkpoint
-    fetch_folder(store, checkpoint.split("/", 3)[3], folder)
-    load = "import sys, transformers as t; t.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
-    subprocess.run([str(layout.VENV / "bin" / "python"), "-c", load, str(folder)], check=True, timeout=120)
