@@ -71,8 +71,8 @@ class Operators:
         """As a rollout or a drain does it."""
         self._release.api.delete(POD, pod, self._release.namespace)
 
-    def names(self) -> list[str]:
-        """Of the pods that are not being deleted."""
+    def pods(self) -> list[str]:
+        """Names of those that are not being deleted."""
         return [pod["metadata"]["name"] for pod in self._there()]
 
     def is_ready(self, pod: str) -> bool:

@@ -199,7 +199,7 @@ def _taken_over(operators: Operators) -> dict[str, float]:
 
 def _restarted(operators: Operators) -> dict[str, float]:
     """All that were there are ended at once: one of the new ones starts from nothing."""
-    before = operators.names()
+    before = operators.pods()
     for pod in before:
         operators.kill(pod)
     _until(lambda: operators.lease_holder() not in ("", *before), "a new operator with the lease", 120)

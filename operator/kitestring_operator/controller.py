@@ -37,7 +37,7 @@ POD_EVENTS_SECONDS: Final = 0.5
 WORKER_EVENTS_SECONDS: Final = 5.0
 """The same of workers, but for those that go: what a status says of them may be as late."""
 POOL_SECONDS: Final = 2.0
-"""The same for the status of a pool; a Deployment counts its pods about a second after their own events."""
+"""The same for the status of a pool, which whoever scales it looks at."""
 
 _SELECTOR: Final = f"{names.LABEL_MANAGED_BY}={names.LABEL_MANAGED_BY_VALUE}"
 
@@ -107,9 +107,8 @@ class Controller:
         listed = await asyncio.gather(*(self._relist(kind, at_once) for kind in self._kinds), return_exceptions=True)
         problems = [problem for problem in listed if problem is not None]
         if problems:
-            raise min(
-                problems, key=lambda problem: isinstance(problem, ClusterError)
-            )  # a bug before a cluster's answer
+            # a bug before a cluster's answer
+            raise min(problems, key=lambda problem: isinstance(problem, ClusterError))
         self.heard_at = time.monotonic()
         self.is_synced = True
         for memory in self._memory.values():
@@ -322,10 +321,10 @@ def _key(manifest: Manifest) -> Key:
 
 
 def _is_workers(manifest: Manifest) -> bool:
-    """Whether it is a pod of workers, who serve many rollouts, or their Deployment."""
+    """Whether it is a pod of workers, who serve many rollouts."""
     labels = manifest["metadata"].get("labels") or {}
     is_rollouts = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ROLLOUT
-    return manifest["kind"] in ("Pod", "Deployment") and is_rollouts and names.LABEL_ROLLOUT not in labels
+    return manifest["kind"] == "Pod" and is_rollouts and names.LABEL_ROLLOUT not in labels
 
 
 def _pool_name(run: Manifest) -> str:
