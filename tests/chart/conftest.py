@@ -23,11 +23,11 @@ Render = Callable[..., list[Manifest]]
 
 
 def find_helm() -> str | None:
-    """$HELM, a helm on the path, or the newest that e2e/ has built."""
+    """$HELM (where that is none, the tests fail), a helm on the path, or the one that e2e/ has built for the cluster."""
     if named := os.environ.get("HELM"):
         return named
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kitestring/e2e/programs"
-    built = sorted(cache.glob("helm-*/helm"), key=lambda path: path.stat().st_mtime)
+    built = sorted(cache.glob("cluster-*/helm"), key=lambda path: path.stat().st_mtime)
     return shutil.which("helm") or (str(built[-1]) if built else None)
 
 
