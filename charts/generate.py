@@ -72,7 +72,8 @@ def rights_table(text: str) -> str:
     for where, rules in yaml.safe_load(text).items():
         for rule in rules:
             group = f" ({rule['group']})" if rule["group"] else ""
-            resources = ", ".join(f"`{name}`" for name in rule["resources"]) + group
+            named = f", the {rule['named']}'s alone" if "named" in rule else ""
+            resources = ", ".join(f"`{name}`" for name in rule["resources"]) + named + group
             rows += [f"| {where} | {resources} | `{verb}` | {purpose} |" for verb, purpose in rule["verbs"].items()]
     return "\n".join(rows)
 

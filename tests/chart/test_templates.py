@@ -187,6 +187,8 @@ def test_the_operator_may_do_what_the_table_says_and_nothing_else(render: Render
     assert granted(roles["kitestring-cluster"]) == documented_rights("cluster")
     (own,) = of_kind(objects, "Role")
     assert granted(own) == documented_rights("own")
+    by_verb = {verb: rule.get("resourceNames") for rule in own["rules"] for verb in rule["verbs"]}
+    assert by_verb == {"create": None, "get": ["kitestring"], "update": ["kitestring"]}, "the Lease of no other"
     assert "*" not in str([roles[name]["rules"] for name in bound]) + str(own["rules"])
 
 
