@@ -47,13 +47,17 @@ def test_the_example_goes_where_runs_are_served(notes: Notes) -> None:
     assert len(example) == 4 and all("kubectl -n team-a " in line for line in example)
 
 
-def test_the_example_has_the_agents_image_of_the_installation(notes: Notes) -> None:
-    own = notes("images.prefix=registry.example.com/team/", "images.tag=v2")
+@pytest.mark.parametrize("prefix", ["registry.example.com/team/", "registry.example.com/kitestring/"])
+def test_the_example_has_the_agents_image_of_the_installation(notes: Notes, prefix: str) -> None:
+    own = notes(f"images.prefix={prefix}", "images.tag=v2")
     (line,) = (line for line in commands(own) if "apply" in line)
     command, rest = line.split(" | ")
     assert rest == "kubectl apply -f -"
-    done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=True)
-    pool = next(yaml.safe_load_all(done.stdout))
+    sed, expression, example = shlex.split(command)
+    once = subprocess.run([sed, expression, example], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    pool = next(yaml.safe_load_all(once))
     (agent,) = pool["spec"]["template"]["spec"]["containers"]
-    assert agent["image"] == "registry.example.com/team/calculator-agent:v2"
+    assert agent["image"] == f"{prefix}calculator-agent:v2"
+    twice = subprocess.run([sed, expression], input=once, capture_output=True, text=True, check=True).stdout
+    assert twice == once, "an example that names the registry already stays as it is"
     assert "sed" not in notes()
