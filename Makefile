@@ -113,7 +113,7 @@ images: $(BIN)/uv ## the container images (IMAGES="operator rollout --tag 1": on
 manifests: ## build/install.yaml: the rendered chart as one file (HELM_ARGS="--set seaweedfs.enabled=true"); needs Helm
 	@mkdir -p build
 	{ printf 'apiVersion: v1\nkind: Namespace\nmetadata:\n  name: kitestring\n'; \
-	  $(HELM) template kitestring charts/kitestring --namespace kitestring --skip-tests $(HELM_ARGS); } > build/install.yaml
+	  $(HELM) template kitestring charts/kitestring --namespace kitestring --kube-version 1.31 --skip-tests $(HELM_ARGS); } > build/install.yaml
 	@echo "kubectl apply -f build/install.yaml"
 
 locks: $(BIN)/uv ## write every lock file anew

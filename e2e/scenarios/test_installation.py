@@ -14,9 +14,9 @@ from e2e.harness.images import Images
 from e2e.harness.kinds import DEFINITION, DEPLOYMENT, LEASE, NAMESPACE, POOL, RUN
 from e2e.harness.kubectl import Kubectl, call
 from e2e.harness.namespace import Namespace
-from e2e.harness.release import KUBE_VERSION, Release, definitions, helm
+from e2e.harness.release import Release, definitions, helm
 from e2e.node import layout
-from kitestring_rollout.storage import ObjectStore
+from kitestring_rollout.storage import ObjectExists, ObjectStore
 
 RENDERED: Final = layout.REPOSITORY / "build" / "install.yaml"
 PLAIN: Final = "kitestring"
@@ -47,7 +47,9 @@ def test_operator_and_definitions_are_there(api: Api, release: Release) -> None:
 def test_storage_keeps_what_it_is_given(store: ObjectStore) -> None:
     """The chart's object storage takes an object, gives it back, and refuses to overwrite where it must not."""
     key = "e2e/probe"
-    store.put(key, b"kept")
+    store.put(key, b"kept", if_absent=True)
+    with pytest.raises(ObjectExists):
+        store.put(key, b"another", if_absent=True)
     assert store.get(key) == b"kept"
     store.delete(key)
     assert not store.exists(key)
@@ -61,8 +63,7 @@ def test_rendered_file_is_an_installation(
     assert release.api.get(NAMESPACE, PLAIN) is None, f"the cluster has a namespace {PLAIN}, which would be replaced"
     values = tmp_path / "values.json"
     values.write_text(json.dumps(release.values))
-    arguments = f"--kube-version {KUBE_VERSION} --values {values}"
-    call(["make", "manifests", f"HELM={helm()}", f"HELM_ARGS={arguments}"], cwd=layout.REPOSITORY)
+    call(["make", "manifests", f"HELM={helm()}", f"HELM_ARGS=--values {values}"], cwd=layout.REPOSITORY)
     release.remove()
     try:
         kubectl("apply", "--filename", str(RENDERED))
