@@ -18,7 +18,7 @@ from e2e.harness import storage
 from e2e.harness.api import Api
 from e2e.harness.explain import explain
 from e2e.harness.images import Images
-from e2e.harness.kinds import NAMESPACE
+from e2e.harness.kinds import DEFINITION, NAMESPACE
 from e2e.harness.kubectl import Kubectl
 from e2e.harness.namespace import LABEL, Namespace
 from e2e.harness.release import Release
@@ -108,6 +108,11 @@ def release(alone: None, api: Api, images: Images) -> Iterator[Release]:
     for forgotten in api.listed(NAMESPACE, selector=f"{LABEL}=scenario"):
         api.delete(NAMESPACE, forgotten["metadata"]["name"])
     release = Release(api, images)
+    if kube.external_kubeconfig() is not None and (others := installation.of_others(api.listed(DEFINITION))):
+        remedy = (
+            "name a cluster without Kitestring, or remove that one and then its definitions, with which its runs go"
+        )
+        pytest.exit(f"the cluster has {', '.join(others)} of another installation: {remedy}", returncode=2)
     try:
         release.install()
         yield release

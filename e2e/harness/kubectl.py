@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,18 +49,23 @@ class Kubectl:
     def forwarded(self, target: str, port: int) -> Iterator[int]:
         """A port of this machine that leads to one of a pod or Service (`svc/name`)."""
         command = self.command("port-forward", "--address", "127.0.0.1", target, f":{port}")
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            said = process.stdout.readline()
-            found = re.search(r"127\.0\.0\.1:(\d+) ->", said)
-            if found is None:
-                stderr = process.stderr.read() if process.stderr is not None else ""
-                raise CommandFailed(command, process.wait(), said, stderr)
-            yield int(found[1])
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+        # Into a file, whose end nobody has to read: it says a line for each connection.
+        with tempfile.TemporaryFile("w+") as stderr:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            try:
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                found = re.search(r"127\.0\.0\.1:(\d+) ->", said)
+                if found is None:
+                    code = process.wait()
+                    stderr.seek(0)
+                    raise CommandFailed(command, code, said, stderr.read())
+                rest = threading.Thread(target=process.stdout.read, daemon=True)
+                rest.start()
+                yield int(found[1])
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
 
 
 def call(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from e2e.harness.api import Api, is_true
+from e2e.harness.api import Api, Object, is_true
 from e2e.harness.images import Images
 from e2e.harness.kinds import DEFINITION, DEPLOYMENT, NAMESPACE, POD
 from e2e.harness.kubectl import call
-from e2e.node import layout, programs
+from e2e.node import kube, layout
 from e2e.node.progress import step
 from kitestring_api import names
 
@@ -60,6 +59,15 @@ class Release:
                 namespace=NAME,
                 selector=OPERATORS,
             )
+
+    def upgrade(self) -> None:
+        """As documented: the values that it has, and what is new in the chart's own."""
+        options = ["--namespace", NAME, "--reset-then-reuse-values", "--wait", "--timeout", "180s"]
+        self._helm("upgrade", NAME, str(CHART), *options, seconds=240)
+
+    def test(self) -> None:
+        """`helm test`."""
+        self._helm("test", NAME, "--namespace", NAME, "--timeout", "120s")
 
     @contextmanager
     def changed(self, chart: Path = CHART, **changes: Any) -> Iterator[None]:
@@ -107,12 +115,19 @@ class Release:
 
 def helm() -> str:
     """The program."""
-    return os.environ.get("E2E_HELM") or str(programs.program(programs.CLUSTER, "helm"))
+    return str(kube.binary("helm"))
 
 
 def definitions() -> list[str]:
     """Names of the custom resource definitions."""
     return [f"{plural}.{names.GROUP}" for plural in ("trainingruns", "rolloutpools")]
+
+
+def of_others(found: Iterable[Object]) -> list[str]:
+    """Those of these definitions that are Kitestring's and of another installation: without them its runs are gone."""
+    owner = "meta.helm.sh/release-name"
+    ours = {item["metadata"]["name"]: item["metadata"].get("annotations", {}) for item in found}
+    return [name for name in definitions() if name in ours and ours[name].get(owner) != NAME]
 
 
 def values(images: Images) -> dict[str, Any]:

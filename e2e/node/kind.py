@@ -78,7 +78,8 @@ def down() -> None:
     if layout.CLUSTER in _kind("get", "clusters").split():
         with step("delete the cluster"):
             _kind("delete", "cluster", "--name", layout.CLUSTER)
-            succeeds(["docker", "network", "rm", "kind"], env=environment())
+            if environment():  # an engine of the user's may have other clusters on it
+                succeeds(["docker", "network", "rm", "kind"], env=environment())
     layout.KUBECONFIG.unlink(missing_ok=True)
 
 

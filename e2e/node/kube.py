@@ -23,13 +23,13 @@ def kubeconfig() -> Path:
     return external_kubeconfig() or layout.KUBECONFIG
 
 
-def binary() -> Path:
-    """The kubectl that was built here, else the one on the path."""
-    if shutil.which("go") and (built := programs.folder_of(programs.CLUSTER) / "kubectl").exists():
+def binary(name: str = "kubectl") -> Path:
+    """The kubectl or helm that was built here with the cluster, else the one on the path. Raises Failed."""
+    if shutil.which("go") and (built := programs.folder_of(programs.CLUSTER) / name).exists():
         return built
-    found = shutil.which("kubectl")
+    found = shutil.which(name)
     if found is None:
-        raise Failed("kubectl is not installed")
+        raise Failed(f"{name} is not on the path: install it, or let `make e2e-up` build a cluster and {name} with it")
     return Path(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,32 @@ def test_runs_outlive_their_installation(
             assert audit(kept, steps) == {names.CLASS_SUCCEEDED: steps * ROLLOUTS}
 
 
+def test_drawn_key_outlives_upgrade_and_installation(
+    api: Api, images: Images, release: Release, namespace: Namespace
+) -> None:
+    """As the README installs it: the chart draws the key of its storage, and nothing later draws another."""
+    drawing = {name: value for name, value in release.values["seaweedfs"].items() if name != "secretAccessKey"}
+    secret = f"{release.namespace}-storage"
+    release.uninstall()
+    api.delete(SECRET, secret, release.namespace)
+    try:
+        release.install(seaweedfs=drawing)
+        drawn = secret_key(api, release, secret)
+        assert len(drawn) >= 40 and drawn != SECRET_KEY
+        release.test()
+        before = uid_of_storage(api, release)
+        release.upgrade()
+        assert secret_key(api, release, secret) == drawn
+        assert uid_of_storage(api, release) == before, "storage goes on"
+        release.uninstall()
+        release.install(seaweedfs=drawing)
+        assert secret_key(api, release, secret) == drawn
+        namespace.apply(runs.pool(images), runs.collecting(steps=1))
+        runs.assert_succeeded(runs.until_finished(namespace, "run", seconds=START_SECONDS))
+    finally:
+        release.install()
+
+
 # --- What they share ---
 
 
@@ -137,6 +164,20 @@ def uids(namespace: Namespace) -> dict[str, str]:
     """Of the runs, and of the pods of those that run."""
     items = [*namespace.listed(RUN), *namespace.pods(names.LABEL_RUN)]
     return {f"{item['kind']} {item['metadata']['name']}": item["metadata"]["uid"] for item in items}
+
+
+def secret_key(api: Api, release: Release, secret: str) -> str:
+    """The key that storage asks for."""
+    found = api.get(SECRET, secret, release.namespace)
+    assert found is not None
+    return base64.b64decode(found["data"]["secretAccessKey"]).decode()
+
+
+def uid_of_storage(api: Api, release: Release) -> str:
+    """Of its pod."""
+    pod = api.get(POD, f"{release.storage}-0", release.namespace)
+    assert pod is not None
+    return str(pod["metadata"]["uid"])
 
 
 def next_version(folder: Path) -> Path:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from e2e.harness import images as harness_images
+from e2e.harness.release import of_others
 from e2e.node import __main__ as cluster
 from e2e.node import engine, images, kind, kube, layout, network, programs
 from e2e.node.command import Failed
@@ -103,6 +104,35 @@ def test_a_cluster_of_the_user_needs_both_names(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setenv(name, "some")
     with pytest.raises(Failed, match="name images that it can pull in E2E_IMAGE_PREFIX and E2E_IMAGE_TAG"):
         harness_images.provide()
+
+
+# --- Programs ---
+
+
+@pytest.mark.parametrize("name", ["kubectl", "helm"])
+def test_programs_are_those_of_the_cluster_else_those_on_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    path = {"go": "/usr/bin/go"}
+    monkeypatch.setattr("shutil.which", path.get)
+    monkeypatch.setattr(programs, "folder_of", lambda group: tmp_path)
+    with pytest.raises(Failed, match=f"{name} is not on the path: install it, or let `make e2e-up` build"):
+        kube.binary(name)
+    path[name] = f"/usr/bin/{name}"
+    assert kube.binary(name) == Path(f"/usr/bin/{name}")
+    (tmp_path / name).touch()
+    assert kube.binary(name) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("release", "others"),
+    [("kitestring-e2e", []), ("kitestring", ["trainingruns.kitestring.dev"]), (None, ["trainingruns.kitestring.dev"])],
+)
+def test_another_installation_is_told_by_its_definitions(release: str | None, others: list[str]) -> None:
+    annotations = {"annotations": {"meta.helm.sh/release-name": release}} if release else {}
+    foreign = {"metadata": {"name": "queues.example.com"}}
+    assert of_others([]) == of_others([foreign]) == []
+    assert of_others([foreign, {"metadata": {"name": "trainingruns.kitestring.dev", **annotations}}]) == others
 
 
 # --- kind, with or without images to pull ---
