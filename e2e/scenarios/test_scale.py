@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.pace import Pace, pace
 from bench.report import Figure, load_ranges, machine, report
-from e2e.harness import runs
+from e2e.harness import nodes, runs
 from e2e.harness.api import NotYet, Object, is_true
 from e2e.harness.images import Images
 from e2e.harness.kinds import POD, POOL, RUN
@@ -62,6 +62,7 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE"})
 @pytest.fixture(scope="module", autouse=True)
 def fake_nodes(release: Release) -> Iterator[None]:
     """Nodes whose pods are ready at once and stay, those of Jobs too; and a control plane that has the cores."""
+    nodes.require()
     with network.resting_firewall():
         kwok.start(NODES, 0, jobs_end=False)
         try:
@@ -240,8 +241,7 @@ def _flooded(operators: Operators, namespace: Namespace) -> tuple[dict[str, floa
     heard, every, cpu = _heard(operators, leader), _heard(operators, leader, ""), operators.cpu_seconds(leader)
     statuses = {kind: _statuses(operators, leader, kind) for kind in (RUN.name, POOL.name)}
     begun = time.monotonic()
-    sent, slower = _sent(namespace, pods)
-    ended = time.monotonic()
+    sent, ended, slower = _sent(namespace, pods)
     _until(lambda: _heard(operators, leader) >= heard + sent, f"{sent} events to be heard", 120)
     late = time.monotonic() - ended
     took, spent = time.monotonic() - begun, operators.cpu_seconds(leader) - cpu
@@ -302,8 +302,8 @@ def _statuses(operators: Operators, leader: str, kind: str) -> float:
     return total(text, "kitestring_operator_api_writes_total", {"kind": kind, "verb": "status"})
 
 
-def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, Pace]:
-    """How many changes were made, and the pace of the machine meanwhile."""
+def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, float, Pace]:
+    """How many changes were made, when the last one was, and the pace of the machine meanwhile."""
     chosen = random.Random(0)
     ready = {pod["metadata"]["name"]: True for pod in pods}
     order = list(ready)
@@ -324,7 +324,7 @@ def _sent(namespace: Namespace, pods: Sequence[Object]) -> tuple[int, Pace]:
     with ThreadPoolExecutor(SENDERS) as threads, ThreadPoolExecutor(1) as beside:
         done = threads.map(send, range(EVENTS // SHARE))
         slower = beside.submit(_pace_until, begun + EVENT_SECONDS)
-        return sum(done), slower.result()
+        return sum(done), time.monotonic(), slower.result()
 
 
 def _pace_until(end: float) -> Pace:
@@ -332,7 +332,8 @@ def _pace_until(end: float) -> Pace:
     found = []
     while time.monotonic() < end:
         found.append(pace())
-        time.sleep(9)  # measuring takes half a second of a core
+        # measuring takes half a second of a core
+        time.sleep(min(9.0, max(0.0, end - time.monotonic())))
     return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 
