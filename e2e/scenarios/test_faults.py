@@ -211,7 +211,7 @@ def test_failures_by_class(
         and event["involvedObject"]["kind"] == "Job"
         and "-r-" in event["involvedObject"]["name"]
     ]
-    assert len(made) == len(set(made)), "no Job twice"
+    assert len(made) == len(set(made)) >= 10, "a Job for each try of the four rows that are valid, none twice"
 
     unpullable = runs.until_finished(namespace, "never", seconds=120)
     runs.assert_succeeded(unpullable)

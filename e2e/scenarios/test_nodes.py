@@ -31,6 +31,7 @@ START_SECONDS = 120.0
 SLOTS = 4
 ROLLOUTS = 8
 """Of a step."""
+SILENT_SECONDS = 60.0
 CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 ASIDE = {"nodeSelector": {CONTROL_PLANE: ""}, "tolerations": [{"key": CONTROL_PLANE, "operator": "Exists"}]}
 """Where a barrier stands that no fault of a worker's node touches."""
@@ -40,6 +41,7 @@ def test_drained_node_costs_no_rollout(
     images: Images, namespace: Namespace, store: ObjectStore, tmp_path: Path
 ) -> None:
     """`kubectl drain` of the node with gateway, policy server and worker: what runs ends there, the rest elsewhere."""
+    nodes.require()
     stay, go = workers(namespace.api)
     namespace.apply(
         stopping_pool(images, near(go)),
@@ -80,7 +82,7 @@ def test_drained_node_costs_no_rollout(
 
 
 def test_silent_kubelet_costs_no_rollout(images: Images, namespace: Namespace, tmp_path: Path) -> None:
-    """A node says nothing until the cluster takes it for lost; its pods go on, and so does the run when it is back."""
+    """A node says nothing for a minute and counts as lost; its pods live on, and the run goes on when it is back."""
     nodes.require()
     _, silent = workers(namespace.api)
     near_it = near(silent)
@@ -90,11 +92,15 @@ def test_silent_kubelet_costs_no_rollout(images: Images, namespace: Namespace, t
     )
     with barrier.barrier(namespace, images, **ASIDE) as gate:
         in_midst(gate, 1)
+        before, begun = pods_of_run(namespace), time.monotonic()
         with kubelet_stopped(namespace.api, silent):
             until_node(namespace.api, silent, "Unknown", seconds=120)
             gate.open("step-1")
             gate.open("step-2")
+            time.sleep(max(0.0, SILENT_SECONDS - (time.monotonic() - begun)))  # the length of the fault
         until_node(namespace.api, silent, "True", seconds=60)
+        in_midst(gate, 3)
+        assert pods_of_run(namespace) == before, "no pod was made anew"
         gate.open("step-3")
         run = runs.until_finished(namespace, "run", seconds=180)
     runs.assert_succeeded(run)
@@ -306,6 +312,12 @@ def workers(api: Api) -> list[str]:
     found = [node["metadata"]["name"] for node in api.listed(NODE, selector=f"!{CONTROL_PLANE}")]
     assert len(found) >= 2, "needs two nodes that take pods"
     return sorted(found)[:2]
+
+
+def pods_of_run(namespace: Namespace) -> dict[str, str]:
+    """uid of each pod of the run."""
+    pods = namespace.pods(f"{names.LABEL_RUN}=run")
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
 def in_midst(gate: Barrier, step: int) -> dict[str, str]:
