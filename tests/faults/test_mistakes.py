@@ -138,7 +138,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_odd_rewards_and_overflow_end_in_their_class(start_run: Callable[..., LocalRun]) -> None:
-    """F6: a reward that is no finite number is refused and visible; missing stays missing; a second one is refused."""
+    """A reward that is no finite number is refused and visible; missing stays missing; a second one is refused."""
     bodies = ["NaN", "Infinity", '"1.0"', "true", "1e9", "0.5", "0.5 0.75"]
     tasks: list[dict[str, object]] = [{"behaviour": "reward", "bodies": body.split()} for body in bodies]
     tasks.append({"behaviour": "overflow"})

@@ -1,4 +1,4 @@
-"""The agents' side against agents that try what they may not (F5): tokens, routes, rewards, spans."""
+"""The agents' side against agents that try what they may not: tokens, routes, rewards, spans."""
 
 from __future__ import annotations
 

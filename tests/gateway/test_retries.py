@@ -1,4 +1,4 @@
-"""Retries of clients (F7): a repeated request takes no new number; equal bodies without its signs are two samples."""
+"""Retries of clients: a repeated request takes no new number; equal bodies without its signs are two samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards posted by an agent (F6): each odd one is refused visibly, a second one falls under the pool's rule."""
+"""Rewards posted by an agent: each odd one is refused visibly, a second one falls under the pool's rule."""
 
 from __future__ import annotations
 

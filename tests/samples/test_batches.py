@@ -1,4 +1,4 @@
-"""Mini-batches and weights of Eq. 16, against the report's Figure 5 example worked by hand (F8)."""
+"""Mini-batches and weights of Eq. 16, on an example worked by hand."""
 
 from __future__ import annotations
 

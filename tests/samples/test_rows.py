@@ -1,4 +1,4 @@
-"""Prefix merging, against rows worked out by hand (F7 of the failure scenarios)."""
+"""Prefix merging, against rows worked out by hand."""
 
 from __future__ import annotations
 
