@@ -10,6 +10,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from kitestring_rollout.gateway.errors import MAX_MESSAGE
 from kitestring_rollout.traces.records import UNREACHABLE
 from tests.gateway.conftest import Gateway, Start, chat, until
 from tests.gateway.policy import Plan, Policy
@@ -160,6 +161,17 @@ async def test_errors_of_the_model_server_are_passed_on_and_recorded(gateway: Ga
     assert [record.status for record in gateway.records] == [400, 400, 500, 502, 502, 502, 502]
     fenced = await gateway.fence(opened)
     assert (fenced["n_calls"], fenced["calls"]["failed"], fenced["calls"]["rejected"]) == (7, 7, 0)
+
+
+@pytest.mark.parametrize("size", [20_000, 1_000_000])
+async def test_an_error_that_echoes_the_request_is_cut(gateway: Gateway, size: int) -> None:
+    gateway.policy.say(Plan(status=400, body=orjson.dumps({"error": {"message": "stop is wrong: " + "x" * size}})))
+    opened = await gateway.open()
+    status, answer = await gateway.post(opened, chat())
+    assert status == 400
+    (record,) = gateway.records
+    for message in (answer["error"]["message"], record.error):
+        assert "stop is wrong: xxxx" in message and len(message) < MAX_MESSAGE + 100
 
 
 async def test_a_frozen_endpoints_refusal_of_our_key_is_not_shown(gateway: Gateway) -> None:

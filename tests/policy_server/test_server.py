@@ -192,6 +192,13 @@ async def test_what_cannot_be_done_is_refused_by_name(own: Endpoint, fields: dic
     assert reply.body["error"]["type"] == "BadRequestError"
 
 
+@pytest.mark.parametrize("fields", [{"model": "x" * 99_999}, {"stream": "x" * 99_999}, {"n": ["x" * 999] * 999}])
+async def test_what_is_refused_is_not_echoed_at_length(own: Endpoint, fields: dict[str, Any]) -> None:
+    reply = await own.post("/v1/completions", {"model": "policy", "prompt": "x", **fields})
+    assert reply.status in (400, 404)
+    assert len(reply.body["error"]["message"]) < 2000
+
+
 @pytest.mark.parametrize("prompt", [None, [], "", [5000], [-1], [[1], []], {"a": 1}, [1, "a"]])
 async def test_prompts_that_are_none(own: Endpoint, prompt: Any) -> None:
     reply = await own.post("/v1/completions", {"model": "policy", "prompt": prompt})

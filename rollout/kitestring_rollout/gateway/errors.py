@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -11,6 +11,10 @@ from kitestring_rollout.traces.records import UNREACHABLE
 JSON_TYPE = "application/json"
 NO_RETRY = {"x-should-retry": "false"}
 """Read by OpenAI's and Anthropic's clients: asking again would be answered the same."""
+MAX_ERROR_BYTES: Final = 65_536
+"""So much of a model server's error is read: servers echo what they refuse, and an agent may send megabytes."""
+MAX_MESSAGE: Final = 4096
+"""Characters of a model server's message that are passed on and recorded."""
 
 
 class Refusal(Exception):
@@ -63,11 +67,12 @@ def error_body(message: str, kind: str, code: str | None, param: str | None = No
 
 
 def normalised_error(status: int, body: bytes) -> dict[str, Any]:
-    """The `error` object of an upstream's error body, whatever shape it came in."""
+    """The `error` object of an upstream's error body, whatever shape it came in. Of a body that was cut off at
+    `MAX_ERROR_BYTES` its beginning is the message."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
-        parsed = None
+        parsed = {"error": {"message": body[:MAX_MESSAGE].decode(errors="replace")}} if _is_cut(body) else None
     found: Any = parsed.get("error", parsed) if isinstance(parsed, dict) else None
     if isinstance(found, dict):
         message = found.get("message") or found.get("detail")
@@ -75,11 +80,19 @@ def normalised_error(status: int, body: bytes) -> dict[str, Any]:
     else:
         message, kind, code, param = found, None, None, None
     return {
-        "message": message if isinstance(message, str) and message else f"the model server answered {status}",
+        "message": _bounded(message) if isinstance(message, str) and message else f"the model server answered {status}",
         "type": kind if isinstance(kind, str) else ("invalid_request_error" if status < 500 else "server_error"),
         "param": param if isinstance(param, str) else None,
         "code": code if isinstance(code, str | int) else None,
     }
+
+
+def _is_cut(body: bytes) -> bool:
+    return len(body) >= MAX_ERROR_BYTES
+
+
+def _bounded(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}… ({len(message)} characters)"
 
 
 def upstream_failed(

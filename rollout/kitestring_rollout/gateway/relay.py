@@ -13,7 +13,14 @@ from aiohttp import web
 
 from kitestring_rollout.gateway.call import Call
 from kitestring_rollout.gateway.capture import Capture, MalformedReply
-from kitestring_rollout.gateway.errors import Refusal, UpstreamRefusal, error_body, normalised_error, upstream_failed
+from kitestring_rollout.gateway.errors import (
+    MAX_ERROR_BYTES,
+    Refusal,
+    UpstreamRefusal,
+    error_body,
+    normalised_error,
+    upstream_failed,
+)
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.ready import JSON_HEAD, STREAM_HEAD, ReadyResponse, begin
 from kitestring_rollout.gateway.retries import Answer
@@ -170,18 +177,20 @@ def _written(reply: Json) -> bytes:
 
 
 async def _error(reply: aiohttp.ClientResponse, call: Call) -> Refusal:
-    """The model server's error for the agent, in OpenAI's shape."""
+    """The model server's error for the agent, in OpenAI's shape; what is beyond `MAX_ERROR_BYTES` is not read."""
+    body = bytearray()
     try:
-        body = await reply.read()
+        while len(body) < MAX_ERROR_BYTES and (piece := await reply.content.read(MAX_ERROR_BYTES - len(body))):
+            body += piece
     except aiohttp.ClientError:
-        body = b""
+        body.clear()
     status = reply.status
     if status in (401, 403) and not call.model.trained:
         _log.error("the endpoint of model %s refuses the gateway's key (%d)", call.model.name, status)
         return upstream_failed("the model's endpoint does not accept the gateway's key", "upstream_credential")
     if status < 400:
         return upstream_failed(f"the model server answered {status}", "upstream_malformed")
-    return UpstreamRefusal(status, normalised_error(status, body), reply.headers.get("Retry-After"))
+    return UpstreamRefusal(status, normalised_error(status, bytes(body)), reply.headers.get("Retry-After"))
 
 
 async def _read_to_end(reply: aiohttp.ClientResponse) -> None:

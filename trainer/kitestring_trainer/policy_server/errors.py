@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from reprlib import Repr
 
 from kitestring_api.errors import UserMistakeError
 
@@ -26,6 +27,16 @@ class RequestRefused(Exception):
     def body(self) -> dict[str, object]:
         """`{"error": {message, type, param, code}}`; type and code as vLLM spells them."""
         return error_body(self.message, self.status, self.param)
+
+
+_BRIEF = Repr()
+_BRIEF.maxlevel = 1
+_BRIEF.maxstring = _BRIEF.maxother = 200
+
+
+def shown(value: object) -> str:
+    """A value of a request for a message: its `repr`, of which a long one is cut to some hundred characters."""
+    return _BRIEF.repr(value)
 
 
 _TYPES = {

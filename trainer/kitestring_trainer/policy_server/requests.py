@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Literal
 
 from kitestring_trainer.policy_server.detokenize import TextStream
-from kitestring_trainer.policy_server.errors import RequestRefused
+from kitestring_trainer.policy_server.errors import RequestRefused, shown
 from kitestring_trainer.policy_server.sampling import Sampling
 from kitestring_trainer.policy_server.sequence import GeneratedSequence
 from kitestring_trainer.policy_server.tokenizer import ServedTokenizer, template_messages
@@ -194,7 +194,7 @@ def completion_request(body: Body, served: Served) -> GenerationRequest:
 def _check_common(body: Body, served: Served) -> None:
     model = body.get("model")
     if model is not None and model != served.model_name:
-        raise RequestRefused(f"The model `{model}` does not exist.", status=HTTPStatus.NOT_FOUND, param="model")
+        raise RequestRefused(f"The model {shown(model)} does not exist.", status=HTTPStatus.NOT_FOUND, param="model")
     for name in body.keys() & _UNSUPPORTED.keys():
         value = body[name]
         if value is not None and value not in _UNSUPPORTED[name]:
@@ -358,7 +358,7 @@ def _flag(body: Body, name: str, *, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise RequestRefused(f"{name} must be true or false, not {value!r}", param=name)
+        raise RequestRefused(f"{name} must be true or false, not {shown(value)}", param=name)
     return value
 
 
@@ -367,7 +367,7 @@ def _integer(body: Body, name: str, low: int, high: int) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not low <= value <= high:
-        raise RequestRefused(f"{name} must be a whole number from {low} to {high}, not {value!r}", param=name)
+        raise RequestRefused(f"{name} must be a whole number from {low} to {high}, not {shown(value)}", param=name)
     return value
 
 
@@ -376,5 +376,5 @@ def _number(body: Body, name: str, default: float, low: float, high: float) -> f
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise RequestRefused(f"{name} must be a number from {low:g} to {high:g}, not {value!r}", param=name)
+        raise RequestRefused(f"{name} must be a number from {low:g} to {high:g}, not {shown(value)}", param=name)
     return float(value)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from kitestring_trainer.policy_server.errors import PolicyServerError, RequestRefused
+from kitestring_trainer.policy_server.errors import PolicyServerError, RequestRefused, shown
 
 _ARGUMENTS = (
     frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
@@ -157,7 +157,7 @@ def _content(content: object, where: str) -> str:
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise RequestRefused(
-                f"{where}.content holds a part of type {kind!r}; this server takes text only", param=where
+                f"{where}.content holds a part of type {shown(kind)}; this server takes text only", param=where
             )
         texts.append(text)
     return "\n".join(texts)
