@@ -32,6 +32,8 @@ FIRST_RESTART_SECONDS: Final = 10.0
 LONGEST_RESTART_SECONDS: Final = 300.0
 LOOK_AGAIN_SECONDS: Final = 15.0
 """For what no event tells of: a Secret that appears, a node that never answers again."""
+TOLD_SECONDS: Final = 0.2
+"""After which a status that could not be written yet, since statuses are written at a measured pace, is tried again."""
 
 POD_BEARING: Final = frozenset({"Job", "StatefulSet", "Deployment"})
 """Kinds of which a run that holds no pod has none but ended trainer Jobs."""
@@ -205,7 +207,9 @@ def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
     phase = Phase.RESTARTING if was_there and (end is not None or prior is not Phase.STARTING) else Phase.STARTING
     lost = end.message if end is not None else "its Job was deleted" if phase is Phase.RESTARTING else ""
     message = "parts are being started" if phase is Phase.STARTING else f"the trainer was lost: {lost}"
-    again = None
+    # Of a trainer that has said nothing yet the status is believed: it must say first that the last one was lost.
+    is_told = prior is not Phase.RUNNING
+    again = None if is_told else TOLD_SECONDS
     if wait > 0:
         message, again = f"{message}; it is started again in {wait:.0f} s", wait
     elif blocked:
@@ -216,7 +220,7 @@ def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
         reason=names.REASON_STARTING if phase is Phase.STARTING else _why_lost(seen),
         message=message,
         trainer_number=number,
-        may_start_trainer=wait <= 0 and not blocked and (trainer is None or not trainer.is_deleted),
+        may_start_trainer=is_told and wait <= 0 and not blocked and (trainer is None or not trainer.is_deleted),
         look_again_seconds=again,
     )
 

@@ -18,12 +18,12 @@ from kitestring_operator.cluster.cache import ObjectCache
 from kitestring_operator.cluster.errors import ClusterError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.cluster.protocol import Cluster
-from kitestring_operator.memory import RunMemory
+from kitestring_operator.memory import RunMemory, TrainerMemory
 from kitestring_operator.observed import Manifest, MissingReference, Observed, Placement, TrainerReport
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.queueing import flavors_of, may_change
 from kitestring_operator.references import Reference, missing_of, references
-from kitestring_operator.trainer_job import CONTAINER, EndKind, trainer_jobs
+from kitestring_operator.trainer_job import CONTAINER, EndKind, is_active, newest_trainer, trainer_jobs
 
 LOG_LINES: Final = 20
 LOG_BYTES: Final = 4096
@@ -77,19 +77,23 @@ class Observation:
         missing = await _read(self._missing(run, spec), unread)
         flavors = await _read(self._flavors(run, workload), unread)
         priority = await _read(self._priority(spec, workload), unread)
+        objects = tuple(
+            item for item in self._cache.of_run(namespace, name) if item["kind"] == "Pod" or controller_uid(item) == uid
+        )
+        newest = newest_trainer(objects)
+        said = memory.trainer
+        if said is not None and newest is not None and newest["metadata"]["uid"] != said.job_uid:
+            said = None  # of one before it, which says nothing of this one
+        is_asked = newest is not None and is_active(newest)
         observed = Observed(
             now=datetime.now(UTC),
             run=run,
             spec=spec,
             problems=problems,
             pool=reading.pool,
-            objects=tuple(
-                item
-                for item in self._cache.of_run(namespace, name)
-                if item["kind"] == "Pod" or controller_uid(item) == uid
-            ),
-            trainer=self._trainer(memory),
-            wanted=memory.trainer.wanted if memory.trainer is not None else (),
+            objects=objects,
+            trainer=None if said is None else _report(said),
+            wanted=said.wanted if said is not None and is_asked else (),
             checkpoints=self._checkpoints(namespace, spec),
             missing=missing or (),
             unread=tuple(unread),
@@ -138,13 +142,6 @@ class Observation:
         return self._cache.get(KINDS[names.KIND_ROLLOUT_POOL].ref(run["metadata"]["namespace"], name))
 
     # --- What else ------------------------------------------------------------------------------------------------
-
-    def _trainer(self, memory: RunMemory) -> TrainerReport | None:
-        now = asyncio.get_running_loop().time()
-        status = None if memory.trainer is None else memory.trainer.status(now)
-        if memory.trainer is None or status is None:
-            return None
-        return TrainerReport(status, now - memory.trainer.answered_at)
 
     def _checkpoints(self, namespace: str, spec: TrainingRunSpec | None) -> dict[str, str]:
         found = {}
@@ -227,6 +224,13 @@ class Observation:
                 tail = ""
             memory.log = (newest.uid, printable(tail))
         return replace(observed, trainer_log=memory.log[1])
+
+
+def _report(trainer: TrainerMemory) -> TrainerReport | None:
+    """Its last answer; None: it has given none."""
+    now = asyncio.get_running_loop().time()
+    status = trainer.status(now)
+    return None if status is None else TrainerReport(status, now - trainer.answered_at)
 
 
 async def _read(asked: Awaitable[Value], unread: list[str]) -> Value | None:

@@ -104,8 +104,10 @@ class Observed:
     objects: tuple[Manifest, ...] = ()
     """Every object that the run owns, pods of its Jobs and StatefulSets included, raw."""
     trainer: TrainerReport | None = None
-    """None: it has not answered since the operator started, or there is none."""
+    """Of the newest trainer; of the last one while there is none. None: it has not answered since the operator started.
+    """
     wanted: tuple[WantedRollout, ...] = ()
+    """Empty where there is no trainer to ask."""
     checkpoints: Mapping[str, str] | None = None
     """status.checkpoint of the other runs of the namespace, by their names."""
     missing: tuple[MissingReference, ...] = ()

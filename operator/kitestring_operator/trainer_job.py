@@ -181,11 +181,31 @@ def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
         metadata = job["metadata"]
         annotations = metadata.get("annotations") or {}
         own = tuple(pod for pod in pods if is_owned_by(pod, metadata["uid"]))
-        number = _count(annotations.get(names.ANNOTATION_TRAINER_NUMBER), 1)
         stamps = (names.ANNOTATION_RESTARTS, names.ANNOTATION_DISRUPTIONS, names.ANNOTATION_STEP)
         before = Losses(*(_count(annotations.get(stamp), 0) for stamp in stamps))
-        jobs.append(TrainerJob(job, own, number, before))
+        jobs.append(TrainerJob(job, own, number_of(job), before))
     return tuple(sorted(jobs, key=lambda job: job.number))
+
+
+def newest_trainer(objects: Iterable[Manifest]) -> Manifest | None:
+    """The newest trainer Job among the objects of a run."""
+    jobs = (
+        item
+        for item in objects
+        if item["kind"] == "Job"
+        and (item["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) == names.COMPONENT_TRAINER
+    )
+    return max(jobs, key=number_of, default=None)
+
+
+def number_of(job: Manifest) -> int:
+    """N of RUN-trainer-N."""
+    return _count((job["metadata"].get("annotations") or {}).get(names.ANNOTATION_TRAINER_NUMBER), 1)
+
+
+def is_active(job: Manifest) -> bool:
+    """Whether the Job has a pod that has not ended, as far as Kubernetes knows."""
+    return bool((job.get("status") or {}).get("active"))
 
 
 def pods_of(observed: Observed, *components: str) -> tuple[Manifest, ...]:

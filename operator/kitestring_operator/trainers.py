@@ -23,6 +23,7 @@ from kitestring_operator.observed import LostRollout, Manifest
 from kitestring_operator.parts.credentials import QUEUE
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.trainer_client import TrainerClient, TrainerRefusedError, TrainerSilentError
+from kitestring_operator.trainer_job import is_active, newest_trainer
 
 AT_ONCE: Final = 32
 """Trainers asked at once."""
@@ -133,14 +134,11 @@ class Poller:
                     group.create_task(self._ask(run, at_once))
 
     def _trainer_of(self, run: Manifest) -> Manifest | None:
-        """The trainer Job that has not ended."""
+        """The newest trainer Job, if it has not ended."""
         metadata = run["metadata"]
-        for item in self._cache.of_run(metadata["namespace"], metadata["name"]):
-            labels = item["metadata"].get("labels") or {}
-            is_trainer = item["kind"] == "Job" and labels.get(names.LABEL_COMPONENT) == names.COMPONENT_TRAINER
-            if is_trainer and controller_uid(item) == metadata["uid"] and (item.get("status") or {}).get("active"):
-                return item
-        return None
+        objects = self._cache.of_run(metadata["namespace"], metadata["name"])
+        newest = newest_trainer(item for item in objects if controller_uid(item) == metadata["uid"])
+        return newest if newest is not None and is_active(newest) else None
 
     async def _ask(self, run: Manifest, at_once: asyncio.Semaphore) -> None:
         named = RunName(run)

@@ -1,0 +1,100 @@
+"""The next trainer: it is not taken for the last one, whose words stand until it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kitestring_api import names
+from kitestring_operator.observed import WantedRollout
+from tests.operator.documents import NAMESPACE, pool, run, storage_secret
+from tests.operator.world import World, report
+
+
+async def running(isolation: str = "Worker") -> World:
+    world = World()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool(isolation=isolation))
+    world.cluster.put(run())
+    await world.settle()
+    world.trainers.says = report(step=2)
+    await world.settle()
+    assert world.status()["phase"] == "Running"
+    return world
+
+
+async def look(world: World, *, may_write: bool = True) -> None:
+    """Look at the run once, at what Kubernetes has told so far; no trainer is asked."""
+    world.deliver()
+    (found,) = world.cache.of_kind(names.KIND_TRAINING_RUN)
+    memory = world.controller.memory_of((NAMESPACE, found["metadata"]["name"]), found["metadata"]["uid"])
+    memory.status_written_at = None if may_write else asyncio.get_running_loop().time()
+    await world.look(found)
+
+
+def suspend(world: World, *, suspended: bool) -> None:
+    world.cluster.change(names.KIND_TRAINING_RUN, "calculator", {"spec": {"suspend": suspended}})
+
+
+async def test_the_words_of_a_lost_trainer_are_not_the_next_ones() -> None:
+    world = await running()
+    world.cluster.end_job("calculator-trainer-1", code=143)
+    seen = []
+    for _ in range(4):
+        await look(world)
+        seen.append(world.status()["phase"])
+    assert "calculator-trainer-2" in world.there("Job")
+    assert seen == ["Restarting"] * 4
+    world.trainers.says = report("Starting", step=0)
+    await world.settle()
+    assert world.status()["phase"] == "Restarting"
+    world.trainers.says = report(step=2)
+    await world.settle()
+    assert world.status()["phase"] == "Running"
+
+
+async def test_the_next_trainer_is_made_once_the_status_says_that_the_last_one_was_lost() -> None:
+    """Else whoever looks next, and has asked no trainer yet, takes the run for one that goes on."""
+    world = await running()
+    world.cluster.end_job("calculator-trainer-1", code=143)
+    await look(world, may_write=False)
+    assert (world.status()["phase"], world.there("Job")) == ("Running", {"calculator-trainer-1"})
+    after = World(cluster=world.cluster)
+    await after.controller.resync()
+    for _ in range(3):
+        await look(after)
+        assert after.status()["phase"] == "Restarting"
+    assert "calculator-trainer-2" in world.there("Job")
+
+
+async def test_a_resumed_run_starts() -> None:
+    world = await running()
+    suspend(world, suspended=True)
+    await world.settle()
+    suspend(world, suspended=False)
+    for _ in range(3):
+        await look(world)
+        assert world.status()["phase"] == "Starting"
+    assert world.there("Job") == {"calculator-trainer-1"}
+
+
+async def test_the_last_words_of_a_stopped_trainer_are_written_down() -> None:
+    world = await running()
+    world.trainers.says = report(step=3)
+    await world.ask()
+    suspend(world, suspended=True)
+    await look(world, may_write=False)
+    assert (world.there("Job"), world.status()["step"]) == (set(), 1), "too early to write it"
+    await look(world)
+    assert (world.status()["phase"], world.status()["step"]) == ("Suspending", 2)
+
+
+async def test_no_rollout_is_started_for_a_trainer_that_is_gone() -> None:
+    world = await running("Job")
+    world.trainers.wants = (WantedRollout("t000001-00000000-000", 1, "secret"),)
+    await world.ask()
+    world.cluster.end_job("calculator-trainer-1", code=143)
+    for _ in range(3):
+        await look(world)
+    assert world.there("Job") == {"calculator-trainer-1", "calculator-trainer-2"}
+    await world.settle()
+    assert len(world.there("Job")) == 3, "it asks for the rollout as well"
