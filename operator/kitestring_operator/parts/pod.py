@@ -198,6 +198,21 @@ def pod_template(
     return made
 
 
+def ending_with(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The spec of a pod that is over when its container `name` is.
+
+    A pod that is not started again lasts as long as any of its containers: what a template has put beside that one
+    becomes a native sidecar, started before it and ended after it, in the same order and with the same fields.
+    """
+    beside = [one for one in spec["containers"] if one["name"] != name]
+    before = spec.get("initContainers") or []
+    if not beside or not isinstance(before, list):  # no list: the API server says so
+        return dict(spec)
+    own = [one for one in spec["containers"] if one["name"] == name]
+    sidecars = [one | {"restartPolicy": "Always"} for one in beside]
+    return {**spec, "initContainers": [*before, *sidecars], "containers": own}
+
+
 def spread(context: RunContext, component: str, further: Mapping[str, str] = identity.NONE) -> list[dict[str, Any]]:
     """Over nodes where there are some: the loss of one is not the loss of all."""
     return [

@@ -106,7 +106,7 @@ def template(context: RunContext) -> Manifest:
     if trainer.nodes > 1:
         # the pods then have names: RUN-trainer-N-INDEX.RUN-ray
         spec["subdomain"] = identity.ray_name(context.name)
-    return pod.pod_template(
+    made = pod.pod_template(
         context,
         COMPONENT,
         spec,
@@ -115,6 +115,7 @@ def template(context: RunContext) -> Manifest:
             "spec.trainer.template": trainer.template,
         },
     )
+    return made | {"spec": pod.ending_with(made["spec"], CONTAINER)}
 
 
 def _image(context: RunContext) -> str:

@@ -213,8 +213,8 @@ def _agent_began(pod: Manifest) -> datetime | None:
 
 def _stuck(job: Manifest, pod: Manifest, now: datetime) -> _Fault | None:
     waiting = _waiting_containers(pod)
-    if not waiting and (pod.get("spec") or {}).get("nodeName"):
-        return None
+    if (pod.get("spec") or {}).get("nodeName") and (not waiting or _agent_began(pod) is not None):
+        return None  # an agent that works does so whatever a sidecar of the user's does beside it
     for status, wait in waiting:
         if wait.get("reason") == "InvalidImageName":
             return _invalid_image(job, pod, status)

@@ -30,6 +30,7 @@ from kitestring_operator.parts.pod import (
     Container,
     container,
     container_security,
+    ending_with,
     http_probe,
     mount,
     part_arguments,
@@ -108,6 +109,8 @@ def rollout_pod(
     labels = identity.labels(context, names.COMPONENT_ROLLOUT, {names.LABEL_POOL: context.pool_name, **further})
     metadata = made.get("metadata", {})
     spec = made["spec"]
+    if context.pool.isolation == "Job":
+        spec = made["spec"] = ending_with(spec, AGENT_CONTAINER)
     spec["initContainers"] = _ours_last(spec["initContainers"])
     spec["terminationGracePeriodSeconds"] = grace_seconds(context.pool)
     spec = made["spec"] = walled(spec, but=(LAUNCHER_CONTAINER, WORKER_CONTAINER))

@@ -15,6 +15,7 @@ from kitestring_operator.parts.disruption import disruption_budgets
 from kitestring_operator.parts.inputs import inputs_of
 from kitestring_operator.parts.network import endpoint
 from kitestring_operator.parts.policy_server import vllm_arguments
+from kitestring_operator.settings import DefaultTemplates
 from kitestring_rollout.collector.config import CollectorConfig
 from kitestring_rollout.fetch.config import FetchConfig
 from tests.api.documents import ABSENT, changed
@@ -477,3 +478,35 @@ def test_the_secret_of_a_run_has_every_key_that_its_pods_mount() -> None:
         "agentCredential",
     }
     assert all(count >= 32 for count in generated.keys.values())
+
+
+# --- Containers beside the trainer --------------------------------------------------------------------------------
+
+
+def test_no_container_beside_the_trainer_keeps_its_pod_from_ending() -> None:
+    """Nothing in the pod is started again: a plain container would hold a run that has ended Running for ever."""
+    more = [{"name": "metrics", "image": "exporter:3", "ports": [{"containerPort": 9400}]}]
+    below = DefaultTemplates(trainer={"spec": {"containers": [{"name": "logs", "image": "logs:1"}]}})
+    made = case(
+        "vllm-gpu",
+        {"spec.trainer.template": {"spec": {"containers": more}}},
+        settings=SETTINGS.model_copy(update={"default_templates": below}),
+    )
+    spec = find(run_objects(made), "Job", "coder-trainer-1")["spec"]["template"]["spec"]
+    assert [one["name"] for one in spec["containers"]] == ["trainer"]
+    assert [one["name"] for one in spec["initContainers"]] == ["fetch", "logs", "metrics"]
+    assert spec["initContainers"][2] == more[0] | {"restartPolicy": "Always"}
+
+
+def test_containers_beside_a_part_that_does_not_end_stay() -> None:
+    more = {"spec": {"containers": [{"name": "metrics", "image": "exporter:3"}]}}
+    objects = run_objects(case("verl-cpu", {"spec.gateway.template": more}))
+    spec = find(objects, "StatefulSet", "calculator-gateway")["spec"]["template"]["spec"]
+    assert [one["name"] for one in spec["containers"]] == ["gateway", "metrics"]
+
+
+@pytest.mark.parametrize("found", [5, "x", {}])
+def test_init_containers_that_are_no_list_are_the_api_servers_to_refuse(found: Any) -> None:
+    more = {"spec": {"containers": [{"name": "metrics", "image": "exporter:3"}], "initContainers": found}}
+    objects = run_objects(case("verl-cpu", {"spec.trainer.template": more}))
+    assert find(objects, "Job", "calculator-trainer-1")

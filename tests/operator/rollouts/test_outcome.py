@@ -421,6 +421,17 @@ CASES = (
         ("ended with 2: worker: limits: unknown field, again and again",),
     ),
     Case(
+        "a sidecar of the user's that ends again and again beside an agent that works",
+        job(),
+        (
+            pod(
+                "Running",
+                init=(container("proxy", waiting("CrashLoopBackOff", "back-off 20s"), ended(0, "Completed")),),
+            ),
+        ),
+        None,
+    ),
+    Case(
         "no node",
         job(),
         (

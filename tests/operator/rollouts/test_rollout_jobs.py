@@ -12,7 +12,7 @@ from kitestring_operator.observed import Manifest, RunContext, WantedRollout
 from kitestring_operator.overlay import OverlayRefusedError
 from kitestring_operator.rollouts import rollout_job, sample_job, worker_objects
 from kitestring_operator.rollouts.rollout_jobs import START_SECONDS, attempt_seconds, has_ended, refusal, rollout_of
-from tests.operator.rollouts.rendering import WANTED, container_of, context, decoded, of_case, pool_of
+from tests.operator.rollouts.rendering import WANTED, container_of, context, decoded, of_case, pod_of, pool_of
 
 PLAIN = WantedRollout("t000001-00000003-002", 1, "c0de")
 
@@ -62,6 +62,35 @@ def test_image_and_resources_are_the_tasks() -> None:
     assert agent["image"] == "registry.example/tasks/3:1"
     # of a kind that the task names nothing of the template remains: a request above the limit would be refused
     assert agent["resources"] == {"limits": {"memory": "4Gi", "cpu": "0.5"}}
+
+
+def _beside(case: str) -> Manifest:
+    """The pod of a pool whose template has two plain containers around the agent's, and one before it."""
+    pool = pool_of(case)
+    spec = pool["spec"]["template"]["spec"]
+    proxy = {"name": "proxy", "image": "proxy:1", "ports": [{"containerPort": 3128}]}
+    spec["containers"] = [proxy, *spec["containers"], {"name": "metrics", "image": "exporter:3"}]
+    spec["initContainers"] = [{"name": "data", "image": "data:1"}]
+    return pod_of(context(pool))
+
+
+def test_no_container_beside_the_agent_keeps_its_pod_from_ending() -> None:
+    """A plain one would hold the slot until the Job's deadline."""
+    spec = _beside("job")
+    assert [one["name"] for one in spec["containers"]] == ["agent"]
+    assert [(one["name"], one.get("restartPolicy")) for one in spec["initContainers"]] == [
+        ("data", None),
+        ("proxy", "Always"),
+        ("metrics", "Always"),
+        ("launcher", None),
+        ("worker", "Always"),
+    ]
+    assert container_of(spec, "proxy")["ports"] == [{"containerPort": 3128}]
+    assert container_of(spec, "proxy")["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_pods_that_are_not_to_end_keep_their_containers() -> None:
+    assert [one["name"] for one in _beside("worker")["containers"]] == ["proxy", "agent", "metrics"]
 
 
 def test_a_task_that_says_nothing_leaves_the_template_as_it_is() -> None:
