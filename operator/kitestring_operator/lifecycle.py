@@ -197,9 +197,11 @@ def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
     trainer, end = seen.trainer, seen.end
     going = replace(seen, wants_parts=True)
     if trainer is not None and end is None and not trainer.is_deleted:
-        return _with_trainer(observed, replace(going, trainer_number=trainer.number), prior)
+        again = trainer.seconds_to_give_up
+        return _with_trainer(observed, replace(going, trainer_number=trainer.number, look_again_seconds=again), prior)
     number = 1 if trainer is None else trainer.number + 1
-    if trainer is not None and trainer.is_deleted:
+    is_going = trainer is not None and trainer.is_deleted and end is None
+    if trainer is not None and is_going:
         number = trainer.number  # it leaves its name when it is gone
     wait = _seconds_to_restart(observed, seen)
     blocked = [pod for pod in pods_of(observed, names.COMPONENT_TRAINER) if is_live(pod, observed.now)]
@@ -220,7 +222,7 @@ def _running(observed: Observed, seen: Course, prior: Phase | None) -> Course:
         reason=names.REASON_STARTING if phase is Phase.STARTING else _why_lost(seen),
         message=message,
         trainer_number=number,
-        may_start_trainer=is_told and wait <= 0 and not blocked and (trainer is None or not trainer.is_deleted),
+        may_start_trainer=is_told and wait <= 0 and not blocked and not is_going,
         look_again_seconds=again,
     )
 

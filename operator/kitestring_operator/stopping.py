@@ -30,7 +30,10 @@ def stopped(observed: Observed, course: Course) -> list[ObjectRef]:
 
 
 def superfluous(observed: Observed, wanted: Iterable[Manifest]) -> list[ObjectRef]:
-    """What a running run no longer needs: objects that are not wanted, and the oldest trainers that have ended."""
+    """What a running run no longer needs: objects that are not wanted, and the oldest trainers that have ended.
+
+    A trainer whose node never answered again is not kept once there is another: it has no log, and its Job no end.
+    """
     names_of = {(item["kind"], item["metadata"]["name"]) for item in wanted}
     found = [
         ObjectRef.of(item)
@@ -38,8 +41,10 @@ def superfluous(observed: Observed, wanted: Iterable[Manifest]) -> list[ObjectRe
         for item in observed.of_kind(kind)
         if (kind, item["metadata"]["name"]) not in names_of and not _is_going(item)
     ]
-    ended = [job for job in trainer_jobs(observed) if job.end is not None]
-    return found + [ObjectRef.of(job.job) for job in ended[:-KEPT_TRAINERS] if not job.is_deleted]
+    trainers = trainer_jobs(observed)
+    ended = [job for job in trainers if job.end is not None]
+    kept = [job for job in ended[-KEPT_TRAINERS:] if job.is_over or job is trainers[-1]]
+    return found + [ObjectRef.of(job.job) for job in ended if job not in kept and not job.is_deleted]
 
 
 def with_secret(observed: Observed, jobs: Collection[Manifest]) -> list[ObjectRef]:

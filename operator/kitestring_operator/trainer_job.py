@@ -13,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kitestring_api import names
 from kitestring_operator.observed import Manifest, Observed
 from kitestring_operator.pods import (
+    GIVE_UP_AFTER,
     ContainerEnd,
     condition,
     condition_entry,
     ends,
+    is_live,
     is_owned_by,
     parse_time,
     termination_message,
@@ -125,6 +127,7 @@ class TrainerJob:
     number: int
     before: Losses
     """What its annotations say of those before it."""
+    now: datetime
 
     @property
     def uid(self) -> str:
@@ -137,7 +140,18 @@ class TrainerJob:
     @property
     def end(self) -> TrainerEnd | None:
         """How it ended; None while it goes on."""
-        return _end(self.job, self.pods)
+        return _end(self.job, self.pods) or _given_up(self.pods, self.now)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Kubernetes knows that it has ended: it does not of one whose node never answers again."""
+        return any(condition(self.job, kind) == "True" for kind in ENDED)
+
+    @property
+    def seconds_to_give_up(self) -> float | None:
+        """Until it counts as gone, unless it ends before; None: none of its pods is being deleted."""
+        times = [gone_at for gone_at in map(_gone_at, self.pods) if gone_at is not None]
+        return (min(times) - self.now).total_seconds() if times else None
 
     @property
     def suspension(self) -> str | None:
@@ -183,7 +197,7 @@ def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
         own = tuple(pod for pod in pods if is_owned_by(pod, metadata["uid"]))
         stamps = (names.ANNOTATION_RESTARTS, names.ANNOTATION_DISRUPTIONS, names.ANNOTATION_STEP)
         before = Losses(*(_count(annotations.get(stamp), 0) for stamp in stamps))
-        jobs.append(TrainerJob(job, own, number_of(job), before))
+        jobs.append(TrainerJob(job, own, number_of(job), before, observed.now))
     return tuple(sorted(jobs, key=lambda job: job.number))
 
 
@@ -238,6 +252,30 @@ def _end(job: Manifest, pods: Sequence[Manifest]) -> TrainerEnd | None:
     if failed is None:
         return None
     return _failure(pods, parse_time((condition_entry(job, failed) or {}).get("lastTransitionTime")))
+
+
+def _given_up(pods: Sequence[Manifest], now: datetime) -> TrainerEnd | None:
+    """Of a node that is lost for good, its pods are deleted and do not end, and their Job waits for them for ever.
+
+    One that lives on behind a broken network may do no harm: incarnations fence what it writes.
+    """
+    for pod in sorted(pods, key=_index):
+        gone_at = _gone_at(pod)
+        if gone_at is not None and not is_live(pod, now):
+            node = (pod.get("spec") or {}).get("nodeName")
+            where = f"; its node {node} does not answer" if node else ""
+            name = str(pod["metadata"]["name"])
+            message = f"pod {name} was deleted and has not ended since{where}"
+            return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, gone_at, pod=name)
+    return None
+
+
+def _gone_at(pod: Manifest) -> datetime | None:
+    """When a pod that is being deleted, and has not ended, counts as gone."""
+    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return None
+    deleted = parse_time(pod["metadata"].get("deletionTimestamp"))
+    return None if deleted is None else deleted + GIVE_UP_AFTER
 
 
 def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd:

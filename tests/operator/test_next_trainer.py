@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 from kitestring_api import names
 from kitestring_operator.observed import WantedRollout
@@ -98,3 +99,47 @@ async def test_no_rollout_is_started_for_a_trainer_that_is_gone() -> None:
     assert world.there("Job") == {"calculator-trainer-1", "calculator-trainer-2"}
     await world.settle()
     assert len(world.there("Job")) == 3, "it asks for the rollout as well"
+
+
+def lose_node(world: World, name: str, *, ago: float) -> None:
+    """The pod's node died: its pod was evicted, its grace period ended so many seconds ago, and nobody ends it."""
+    at = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat()
+    status = {"conditions": [{"type": "Ready", "status": "False"}]}
+    world.cluster.change("Pod", name, {"metadata": {"deletionTimestamp": at}, "status": status})
+
+
+async def test_a_trainer_on_a_node_that_is_lost_for_good_is_started_elsewhere() -> None:
+    world = await running()
+    world.trainers.says = None
+    lose_node(world, "calculator-trainer-1-0", ago=100)
+    await look(world)
+    assert (world.status()["phase"], world.there("Job")) == ("Running", {"calculator-trainer-1"})
+    (found,) = world.cache.of_kind(names.KIND_TRAINING_RUN)
+    wait = await world.look(found)
+    assert wait is not None and 15 < wait <= 20, "no event will tell"
+    lose_node(world, "calculator-trainer-1-0", ago=121)
+    await look(world)
+    assert world.status()["phase"] == "Restarting"
+    assert "pod calculator-trainer-1-0 was deleted and has not ended since" in world.status()["message"]
+    await world.settle()
+    assert world.there("Job") == {"calculator-trainer-2"}, "the lost one is of no use to anybody"
+    job = world.cluster.find("Job", "calculator-trainer-2")
+    assert job is not None
+    stamps = {key: value for key, value in job["metadata"]["annotations"].items() if key in STAMPS}
+    assert stamps == {names.ANNOTATION_RESTARTS: "0", names.ANNOTATION_DISRUPTIONS: "1"}
+    world.trainers.says = report(step=2)
+    await world.settle()
+    assert (world.status()["phase"], world.status()["restarts"]) == ("Running", 0)
+
+
+STAMPS = {names.ANNOTATION_RESTARTS, names.ANNOTATION_DISRUPTIONS}
+
+
+async def test_a_lost_trainer_that_is_being_deleted_keeps_no_other_from_its_start() -> None:
+    """As with `kubectl delete job --cascade=foreground`, which waits for the pod that never ends."""
+    world = await running()
+    lose_node(world, "calculator-trainer-1-0", ago=121)
+    deleted = {"metadata": {"deletionTimestamp": datetime.now(UTC).isoformat()}}
+    world.cluster.change("Job", "calculator-trainer-1", deleted)
+    await world.settle()
+    assert "calculator-trainer-2" in world.there("Job")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from kitestring_api import names
 from kitestring_operator.trainer_job import FAILURES, MOST_DISRUPTIONS, EndKind, Losses, TrainerJob, parse_result
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 
 
 def job(*conditions: str) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def with_sidecar(one: dict[str, Any], code: int) -> dict[str, Any]:
 
 
 def end(*pods: dict[str, Any], conditions: tuple[str, ...] = ("Failed",)) -> Any:
-    return TrainerJob(job(*conditions), pods, 1, Losses()).end
+    return TrainerJob(job(*conditions), pods, 1, Losses(), NOW).end
 
 
 REFUSED = {
@@ -144,7 +147,7 @@ def test_success_is_known_as_soon_as_it_is_certain(condition: str) -> None:
     ],
 )
 def test_disruptions_without_a_new_step_are_counted(before: Losses, step: int, code: int, after: Losses) -> None:
-    assert TrainerJob(job("Failed"), (pod(code),), 1, before).losses(step) == after
+    assert TrainerJob(job("Failed"), (pod(code),), 1, before, NOW).losses(step) == after
 
 
 def test_a_trainer_that_goes_on_has_no_end() -> None:
@@ -170,3 +173,33 @@ def test_any_object_is_read_or_passed_over(data: dict[str, Any]) -> None:
 def test_a_reason_that_is_none_of_ours_is_an_error() -> None:
     found = parse_result('{"reason": "RewardMeMore"}')
     assert found is not None and found.reason == names.REASON_ERROR
+
+
+def deleted(one: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The pod, so long after the end of its grace period."""
+    at = (NOW - timedelta(seconds=seconds)).isoformat()
+    return one | {"metadata": one["metadata"] | {"deletionTimestamp": at}, "spec": {"nodeName": "worker-2"}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "is_gone"),
+    [
+        ([deleted(pod(None, phase="Running"), 121)], True),
+        ([deleted(pod(None, phase="Running"), 119)], False),
+        ([pod(None, phase="Running")], False),
+        # it ended: the Job will say so
+        ([deleted(pod(143, phase="Failed"), 121)], False),
+        # of several nodes, one suffices: no trainer goes on with a part of its machines
+        ([pod(None, phase="Running"), deleted(pod(None, index=1, phase="Running"), 121)], True),
+    ],
+)
+def test_a_pod_whose_node_never_answers_again_has_been_taken_away(pods: list[dict[str, Any]], is_gone: bool) -> None:
+    found = end(*pods, conditions=())
+    assert (found is not None) == is_gone
+    if found is not None:
+        assert (found.kind, found.ended_at) == (EndKind.DISRUPTED, NOW - timedelta(seconds=1))
+        assert found.message.endswith("was deleted and has not ended since; its node worker-2 does not answer")
+
+
+def test_what_a_job_says_of_its_end_counts_before_what_its_pod_does_not_say() -> None:
+    assert end(deleted(pod(None, phase="Running"), 999), conditions=("Complete",)).kind is EndKind.SUCCEEDED
