@@ -163,7 +163,7 @@ func lock(path string) error {
 // prepare makes ready what the plan asks for and says so, or why no agent will ever start.
 func (l *launcher) prepare(plan *Plan) {
 	var problem string
-	if err := emptied(plan.Scratch); err != nil {
+	if err := swept(plan.Scratch); err != nil {
 		problem = fmt.Sprintf("scratch_root: %v; mount a writable volume there in the container `agent`", err)
 	} else if plan.Program != nil {
 		l.preloaded, problem = startPreloaded(plan)

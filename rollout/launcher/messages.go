@@ -16,7 +16,7 @@ type Plan struct {
 	Env         map[string]string `json:"env"`         // of the interpreter, on top of the container's own
 	Defaults    map[string]string `json:"defaults"`    // below the container's own
 	Cwd         string            `json:"cwd"`         // of the interpreter; "": the container's
-	Scratch     string            `json:"scratch"`     // folder of the agents' scratch folders: found empty by the first
+	Scratch     string            `json:"scratch"`     // folder of the agents' scratch folders
 }
 
 // AgentStart is one agent to run; texts, paths, seconds, bytes. The fields are explained in launcher.py.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"unsafe"
 )
@@ -17,8 +18,14 @@ const (
 	here         = -100 // AT_FDCWD
 )
 
+// ofAgents begins the names of the agents' folders in a pod (worker/main.py says them).
+const ofAgents = "kitestring-"
+
 // makeScratch makes the folder of an attempt, what belongs into it, and the standard input of its agent.
 func makeScratch(start *AgentStart) (stdin int, err error) {
+	if err := enterable(filepath.Dir(start.Scratch)); err != nil {
+		return -1, err
+	}
 	if err := os.Mkdir(start.Scratch, 0o700); err != nil {
 		return -1, err
 	}
@@ -82,9 +89,28 @@ func readBounded(path string, size int) ([]byte, bool) {
 	return data[:min(read, size)], read > size || about.Size() > int64(size)
 }
 
-// emptied makes a folder, or takes out of it what agents of a launcher before this one left.
-func emptied(folder string) error {
+// enterable makes a folder where there is none, and gives its owner, if that is us, every right to it: an agent before
+// may have removed it or taken the rights. The mount of a pod it cannot touch.
+func enterable(folder string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	about, err := os.Stat(folder)
+	if err != nil {
+		return err
+	}
+	const all = 0o700
+	mode := about.Mode()
+	if int(about.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() || mode&all == all {
+		return nil
+	}
+	return os.Chmod(folder, mode|all)
+}
+
+// swept makes the folder in which agents get theirs, or takes out of it what agents of a launcher before this one left
+// under such names.
+func swept(folder string) error {
+	if err := enterable(folder); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(folder)
@@ -92,6 +118,9 @@ func emptied(folder string) error {
 		return err
 	}
 	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), ofAgents) {
+			continue
+		}
 		path := filepath.Join(folder, entry.Name())
 		if entry.IsDir() {
 			err = removeTree(path)

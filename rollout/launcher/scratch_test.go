@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -76,16 +77,39 @@ func TestRemoveTreeFollowsNoLink(t *testing.T) {
 	}
 }
 
-func TestEmptied(t *testing.T) {
+func TestSwept(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "a", "b")
-	must(t, emptied(folder))
-	fill(t, filepath.Join(folder, "top"), folder)
-	must(t, os.WriteFile(filepath.Join(folder, "file"), nil, 0o600))
-	must(t, emptied(folder))
+	must(t, swept(folder))
+	fill(t, filepath.Join(folder, ofAgents+"1"), folder)
+	must(t, os.WriteFile(filepath.Join(folder, ofAgents+"2"), nil, 0))
+	must(t, os.Symlink(t.TempDir(), filepath.Join(folder, ofAgents+"3")))
+	must(t, os.WriteFile(filepath.Join(folder, "kept"), nil, 0))
+	must(t, os.Chmod(folder, 0o007))
+	must(t, swept(folder))
 	entries, err := os.ReadDir(folder)
 	must(t, err)
-	if len(entries) != 0 {
+	if len(entries) != 1 || entries[0].Name() != "kept" {
 		t.Error(entries)
+	}
+	about, err := os.Stat(folder)
+	must(t, err)
+	if about.Mode().Perm() != 0o707 {
+		t.Error(about.Mode())
+	}
+}
+
+func TestScratchWhereAnAgentMeddledWithWhatItLiesIn(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), "parent")
+	for number, meddle := range []func() error{
+		func() error { return nil },
+		func() error { return os.Chmod(parent, 0) },
+		func() error { return os.RemoveAll(parent) },
+		func() error { return os.Rename(parent, parent+"-elsewhere") },
+	} {
+		must(t, meddle())
+		stdin, err := makeScratch(&AgentStart{Scratch: filepath.Join(parent, strconv.Itoa(number))})
+		must(t, err)
+		syscall.Close(stdin)
 	}
 }
 

@@ -161,7 +161,7 @@ async def test_it_runs_where_nothing_else_is(pods: list[PodHere], folder: Path, 
     pod = await begun(pods, EmptyImage(folder), folder, queue, setup)
     assert (await queue.run(make_lease())).output.startswith("kitestring launcher, go")
     assert names_in(folder) == ["bin", "credential", "dev", "proc", "scratch", "socket"]
-    assert names_in(folder / "scratch" / "rollouts") == []
+    assert names_in(folder / "scratch") == []
     assert "scratch" not in names_in(Path("/"))  # the worker's own root
     pod.container.first.send_signal(signal.SIGTERM)
     assert await pod.container.ended() == 143

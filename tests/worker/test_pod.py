@@ -25,6 +25,7 @@ from kitestring_api import names
 from kitestring_rollout.worker.config import Listener, WorkerConfig
 from kitestring_rollout.worker.launcher_socket import LOCK_NAME
 from kitestring_rollout.worker.main import WorkerMistake
+from kitestring_rollout.worker.worker import STILLBORN_IN_A_ROW, Unfit
 from tests.worker.conftest import PATH, WorkerHere, living, worker_config
 from tests.worker.executor_contract import Setup, marked, python
 from tests.worker.fake_queue import FakeQueue, make_lease
@@ -463,18 +464,76 @@ async def test_an_agent_that_is_not_there(pods: Pods, queue: FakeQueue) -> None:
 
 
 async def test_scratch_of_a_launcher_before_is_removed(pods: Pods, queue: FakeQueue) -> None:
-    old = pods.folder / "scratch" / "rollouts" / "old"
+    scratch = pods.folder / "scratch"
+    old = scratch / "kitestring-old"
     (old / "deep").mkdir(parents=True)
     (old / "deep" / "file").write_text("x")
-    (pods.folder / "scratch" / "kept").write_text("x")
+    (scratch / "kept").write_text("x")
+    (scratch / "kitestring-link").symlink_to(scratch)
     if AGENT_UID is not None:
-        for path in [old.parent, old, old / "deep", old / "deep" / "file"]:
+        for path in [old, old / "deep", old / "deep" / "file"]:
             os.chown(path, AGENT_UID, AGENT_UID)
     (old / "deep").chmod(0)
-    await pods.start(Setup(command=["ls", str(old.parent), str(old.parent.parent)]))
-    output = (await queue.run(make_lease())).output
-    assert "old" not in output
-    assert "kept" in output
+    await pods.start(Setup(command=["ls", str(scratch)]))
+    kept, own = sorted((await queue.run(make_lease())).output.splitlines())
+    assert kept == "kept"
+    assert own.startswith("kitestring-") and own not in ("kitestring-old", "kitestring-link")
+
+
+MEDDLE = """
+import os, pathlib, shutil
+home = pathlib.Path.home()
+root = home.parent
+def attempt(what, *args):
+    try: what(*args)
+    except OSError: pass
+for path in root.iterdir():
+    attempt(shutil.rmtree, path)
+attempt(root.chmod, 0)
+attempt(root.rename, root.with_name('elsewhere'))
+raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize("preload", [[], ["decimal"]], ids=["executed", "forked"])
+@pytest.mark.parametrize("owner", ["node", "agent"])
+async def test_no_agent_bars_the_next_from_its_folder(pods: Pods, queue: FakeQueue, owner: str) -> None:
+    """An emptyDir is the node's, and open to all; a volume of the user's may be the agents'."""
+    scratch = pods.folder / "scratch"
+    if owner == "node":
+        os.chown(scratch, os.getuid(), os.getgid())
+        scratch.chmod(0o777)
+    await pods.start(Setup(command=python(MEDDLE), capacity=1))
+    for _ in range(2):
+        finish = await queue.run(make_lease())
+        assert (finish.ended, finish.exit_code) == ("exited", 7), (finish.message, finish.log_tail)
+
+
+async def test_a_worker_beside_which_no_agent_can_be_made_ready_ends(pods: Pods, queue: FakeQueue) -> None:
+    """It would fail each at once, and so draw most of those that wait. What runs may end before."""
+    scratch, go = pods.folder / "scratch" / "inner", pods.folder / "go"
+    os.mkfifo(go, 0o666)
+    go.chmod(0o666)
+    code = (
+        "import os, sys\n"
+        f"if sys.stdin.read() == 'wait': print(open({str(go)!r}).read())\n"
+        f"else: os.rename({str(scratch)!r}, {str(scratch)!r} + '-'); open({str(scratch)!r}, 'w')"
+    )
+    protocol = {"task": {"from": "stdin", "format": "text", "field": "q"}}
+    setup = Setup(command=python(code), protocol=protocol, capacity=2)
+    pod = await pods.start(setup, scratch_root=scratch)
+    waiting = await queue.put(make_lease({"q": "wait"}))
+    with await asyncio.to_thread(go.open, "w") as told:  # it is there
+        assert (await queue.run(make_lease({"q": "bar"}))).exit_code == 0
+        for _ in range(STILLBORN_IN_A_ROW):
+            finish = await queue.run(make_lease({"q": ""}))
+            assert (finish.ended, finish.message) == ("executorLost", f"mkdir {scratch}: not a directory")
+        told.write("well")
+    assert (await queue.finished(waiting)).output == "well\n"
+    with pytest.raises(Unfit, match=f"3 agents in a row could not be made ready: mkdir {scratch}: not a directory"):
+        await pod.ended()
+    pods.workers.remove(pod)
+    assert await pod.container.ended() == 143
 
 
 async def test_scratch_that_cannot_be_made(pods: Pods, queue: FakeQueue) -> None:

@@ -18,7 +18,7 @@ of the preloaded modules, with its own arguments, environment, folder, session a
 """
 
 # pathlib and contextlib cost start time and memory of every guardian here; `exec` is what the file is for.
-# ruff: noqa: PTH100, PTH101, PTH102, PTH106, PTH108, PTH109, PTH110, PTH112, PTH115, PTH116, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH106, PTH108, PTH109, PTH110, PTH112, PTH115, PTH116, PTH120, PTH123, PTH208
 # ruff: noqa: S102, SIM105
 from __future__ import annotations
 
@@ -293,6 +293,15 @@ def close_all_but(keep: set[int]) -> None:
 # --- Scratch folder -------------------------------------------------------------------------------------------------
 
 
+def enterable(folder: str) -> None:
+    """Makes a folder where there is none, and gives its owner, if that is us, every right to it: an agent before may
+    have removed it or taken the rights. The mount of a pod it cannot touch."""
+    os.makedirs(folder, 0o700, exist_ok=True)
+    about = os.stat(folder)
+    if about.st_uid == os.geteuid() and about.st_mode & 0o700 != 0o700:
+        os.chmod(folder, stat.S_IMODE(about.st_mode) | 0o700)
+
+
 def remove_tree(folder: str) -> None:
     """Removes a folder whatever an agent left in it: folders without rights, links, nesting deeper than any path.
 
@@ -432,6 +441,7 @@ class Guardian:
     def _prepare(self) -> int:
         """Makes the scratch folder and returns a descriptor to be the agent's standard input."""
         start = self.start
+        enterable(os.path.dirname(start.scratch))
         os.mkdir(start.scratch, 0o700)
         for folder in start.folders:
             os.mkdir(folder, 0o700)

@@ -33,6 +33,9 @@ from kitestring_rollout.worker.running_agent import (
 
 log = logging.getLogger(__name__)
 
+SCRATCH_PREFIX = "kitestring-"
+"""Of the agents' folders in the scratch root of a pod: a launcher that starts removes what is called so
+(rollout/launcher/scratch.go)."""
 BEATS_PER_TTL = 3
 DRAIN_AWAY_SECONDS = 10.0
 """How long a worker that is to end lets an agent go on without a word from the queue: a trainer that was told to end at
@@ -59,9 +62,16 @@ class Attempt:
         self._unwanted = asyncio.Event()
         self._cancelled = False
         self._gone = False
+        self.is_stillborn = False
+        """Whether its agent could not be made ready where the launcher is."""
+
+    @property
+    def was_launched(self) -> bool:
+        """Whether there was a process of its agent, or was about to be."""
+        return self._agent is not None and self._agent.was_launched
 
     async def run(self, base: Mapping[str, str], scratch_root: Path, program: PythonProgram | None) -> Finish | None:
-        scratch = scratch_root / uuid.uuid4().hex
+        scratch = scratch_root / f"{SCRATCH_PREFIX}{uuid.uuid4().hex}"
         beating = asyncio.create_task(self._heartbeats())
         try:
             start = agent_start(self._config, self.lease, base, scratch, program)
@@ -73,6 +83,7 @@ class Attempt:
                 elif self._cancelled:
                     self._agent.cancel()
                 end = await self._end(self._agent, start)
+                self.is_stillborn = end.ended == "executorLost" and not self.was_launched
                 finish = await self._excused(self._report(end, has_output=start.output_bytes > 0))
             else:
                 log.warning("attempt %s of %s: %s; its agent was not started", *self._ids(), why)
@@ -87,6 +98,7 @@ class Attempt:
                 return None
             finish = self._finish("executorLost", str(error))
         except GuardianLost as error:
+            self.is_stillborn = not self.was_launched
             finish = self._finish("executorLost", str(error))
         except ValidationError:  # what a finish cannot hold does not come from a guardian of ours
             finish = self._finish("executorLost", NONSENSE)

@@ -25,12 +25,9 @@ from kitestring_rollout.worker.launcher_socket import LauncherSocket
 from kitestring_rollout.worker.program import NotAPython, PythonProgram, python_program
 from kitestring_rollout.worker.queue_client import QueueClient, QueueRefused
 from kitestring_rollout.worker.running_agent import CannotLaunch, Launcher
-from kitestring_rollout.worker.worker import Worker
+from kitestring_rollout.worker.worker import Unfit, Worker
 
 log = logging.getLogger(__name__)
-
-POD_FOLDER = "rollouts"
-"""Below the scratch root of a pod: what lies there is removed when a launcher starts."""
 
 
 class WorkerMistake(Exception):
@@ -40,7 +37,7 @@ class WorkerMistake(Exception):
 async def work(
     config: WorkerConfig, listening: Callable[[dict[str, str]], None], stop: asyncio.Event | None = None
 ) -> None:
-    """Works until the run has ended or `stop` is set. WorkerMistake.
+    """Works until the run has ended or `stop` is set. WorkerMistake, Unfit.
 
     Calls `listening` with its URLs, by name, when it begins to lease.
     """
@@ -57,7 +54,8 @@ async def work(
             command = launcher_command(program, tuple(config.agent_protocol.preload), base, folder)
             launcher = LauncherProcess(command, config.ready_seconds, broken)
         else:
-            scratch_root = config.scratch_root / POD_FOLDER
+            # Of the agents' folders itself no agent is the owner, as it would be of one in between: it could bar it.
+            scratch_root = config.scratch_root
             launcher = LauncherSocket(
                 config.launcher_socket,
                 pod_plan(config, base, program, scratch_root),
@@ -95,6 +93,9 @@ def run(config: WorkerConfig) -> int:
     except WorkerMistake as mistake:
         print(f"worker: {mistake}", file=sys.stderr)  # noqa: T201 (the one line a user reads)
         return names.EXIT_USER
+    except Unfit as error:
+        print(f"worker: {error}", file=sys.stderr)  # noqa: T201 (the same)
+        return names.EXIT_FAILED
     return names.EXIT_OK
 
 

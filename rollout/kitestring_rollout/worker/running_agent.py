@@ -122,6 +122,11 @@ class RunningAgent:
         self._lost = False
         self._exposed = False
 
+    @property
+    def was_launched(self) -> bool:
+        """Whether there was a process of the agent, or was about to be."""
+        return self._guardian is not None
+
     async def ended(self) -> AgentEnd:
         """Waits until no process of the agent is left. LauncherLost, GuardianLost, GuardianEnded."""
         try:

@@ -21,8 +21,15 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
+STILLBORN_IN_A_ROW = 3
+"""Attempts whose agents could not be made ready, one after the other, after which a worker takes no more: it would fail
+them at once, and so draw most of those that wait."""
 LAST_WORD_SECONDS = 30.0
 """How long, after it was told to stop, the worker tries to reach the queue with what is still to be said."""
+
+
+class Unfit(Exception):
+    """No agent can be made ready here any more; a new start of worker and launcher may help. The text says why."""
 
 
 class Worker:
@@ -47,6 +54,8 @@ class Worker:
         self._gateways = ProvenGateways()
         self._name = config.name.replace("{hostname}", socket.gethostname())
         self._stopping = asyncio.Event()
+        self._stillborn: list[str] = []
+        """What the last attempts in a row died of before there was an agent."""
         self._running: dict[asyncio.Task[Finish | None], Attempt] = {}
         self._reporting: set[asyncio.Task[None]] = set()
         self._answered = False
@@ -63,7 +72,8 @@ class Worker:
         self._stopping.set()
 
     async def run(self) -> None:
-        """QueueRefused when the queue does not take us; otherwise returns at the end of the run or after `stop`."""
+        """Returns at the end of the run or after `stop`. QueueRefused: the queue does not take us. Unfit, when whatever
+        ran has ended by itself."""
         done = False
         try:
             done = await self._work()
@@ -78,6 +88,11 @@ class Worker:
         done = False
         try:
             while not self._stopping.is_set():
+                if len(self._stillborn) >= STILLBORN_IN_A_ROW:
+                    why = f"{len(self._stillborn)} agents in a row could not be made ready: {self._stillborn[-1]}"
+                    if await self._until_reported():
+                        raise Unfit(why)
+                    break
                 free = self._config.capacity - len(self._running)
                 if free <= 0 or len(self._reporting) > self._config.capacity:
                     await self._wait({*self._running, *self._reporting})
@@ -195,6 +210,10 @@ class Worker:
         if task.cancelled():
             return
         finish = task.result()
+        if finish is not None and attempt.is_stillborn:
+            self._stillborn.append(finish.message or finish.ended)
+        elif attempt.was_launched:
+            self._stillborn.clear()
         if finish is not None:
             reporting = asyncio.create_task(self._report(attempt.lease, finish))
             self._reporting.add(reporting)
