@@ -70,6 +70,7 @@ def desired(settings: Settings, observed: Observed) -> Desired:
     return Desired(
         status=status,
         rehearsed=made.rehearsed,
+        sample=made.sample,
         objects=(*made.workloads, *made.objects),
         quota=quota,
         generated_secrets=made.generated_secrets,
@@ -93,6 +94,7 @@ class _Made:
 
     rehearsed: tuple[Manifest, ...] = ()
     """What is made only when the run has started, and would be refused too late."""
+    sample: Manifest | None = None
     objects: tuple[Manifest, ...] = ()
     generated_secrets: tuple[GeneratedSecret, ...] = ()
     workloads: tuple[Manifest, ...] = ()
@@ -131,15 +133,19 @@ def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
         objects = [item for item in objects if not is_trainer_job(item) or _is_there(observed, item)]
     apart = _Apart()
     rehearsed: tuple[Manifest, ...] = ()
+    sample: Manifest | None = None
+    pod_sets = {} if observed.workload is None else queueing.pod_set_names(plan)
     if context.pool.isolation == "Job":
         apart = _rollout_jobs(context, observed)
         rehearsed = (rollouts.sample_job(context),) if way.started_at is None else ()
-    pod_sets = {} if observed.workload is None else queueing.pod_set_names(plan)
+        if apart.objects:
+            sample = queueing.placed(rollouts.sample_job(context), pod_sets, observed)
     made = (queueing.placed(item, pod_sets, observed) for item in (*objects, *apart.objects))
     untouched = {id(item) for item in plan}
     hashed = [item if id(item) in untouched else identity.with_spec_hash(item) for item in made]
     return _Made(
         rehearsed=rehearsed,
+        sample=sample,
         objects=with_kept_configs(hashed, observed),
         workloads=workloads,
         generated_secrets=(credentials.generated_secret(observed.name),),
@@ -207,20 +213,20 @@ def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
     waiting = {identity.rollout_job_name(context.name, entry.rollout, entry.number): entry for entry in observed.wanted}
     known = {job["metadata"]["name"] for job in (*going, *over)}
     new = [entry for name, entry in waiting.items() if name not in known]
-    wanted, refused = _to_start(context, new, len(going))
+    wanted, refused = _to_start(context, observed, new, len(going))
     objects = [item for entry in wanted for item in rollouts.rollout_job(context, entry)]
     gone = (*with_secret(observed, over), *secrets_alone(observed, waiting))
     return _Apart(tuple(objects), gone, (*lost, *refused))
 
 
 def _to_start(
-    context: RunContext, wanted: Iterable[WantedRollout], going: int
+    context: RunContext, observed: Observed, wanted: Iterable[WantedRollout], going: int
 ) -> tuple[list[WantedRollout], list[LostRollout]]:
     """Of those that wait and have no Job: who gets one, beside so many that run, and whose task is refused."""
     start: list[WantedRollout] = []
     refused: list[LostRollout] = []
     for entry in wanted:
-        why = unfit(context.pool, entry)
+        why = observed.unfit.get((entry.rollout, entry.number)) or unfit(context.pool, entry)
         if why is not None:
             refused.append(LostRollout(entry.rollout, entry.number, names.CLASS_INVALID_TASK, why))
         elif going + len(start) < context.pool.replicas:

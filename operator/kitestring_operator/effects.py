@@ -28,6 +28,7 @@ from kitestring_operator.metrics import Metrics
 from kitestring_operator.observed import Desired, Event, GeneratedSecret, Manifest, ObjectRef, Observed
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.rate import TokenBucket
+from kitestring_operator.rollouts.outcome import MESSAGE_LENGTH
 from kitestring_operator.rollouts.rollout_jobs import rollout_of
 from kitestring_operator.status import is_urgent
 from kitestring_operator.stopping import is_rollout_job
@@ -39,6 +40,8 @@ STATUS_SECONDS: Final = 1.0
 COUNTERS_SECONDS: Final = 5.0
 """The same, where only counters have changed."""
 OCCUPIED_SECONDS: Final = 2.0
+_QUOTA: Final = "exceeded quota"
+"""In the API server's words where a ResourceQuota has no room."""
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,8 @@ class Effects:
                 if isinstance(error, RefusedError) and step == self._make:
                     remedy = "correct the field that leads to it, or what refuses it; it is tried again at each resync"
                     memory.refused = (generations(observed), f"{error}; {remedy}")
+                    # the status is decided anew; the trainer hears all the same of the rollouts that are lost
+                    await self._tell_and_delete(observed, decision, memory)
                     return 0.0
                 failed = failed or error
                 if step == self._make and not isinstance(error, ConflictError):
@@ -106,23 +111,49 @@ class Effects:
             if not await self._generate(observed, secret):
                 memory.hindrance = _occupied(KINDS["Secret"].ref(observed.namespace, secret.name))
                 return OCCUPIED_SECONDS
-        wait = None
+        waits: list[float] = []
         for change in changes(decision.objects, self._cache.get, observed.uid):
             match change:
                 case Apply(manifest, is_new):
                     is_rollouts = is_new and manifest["kind"] == "Secret" and _is_of_rollout(manifest)
                     if is_rollouts and not self._jobs.take():
-                        return self._jobs.wait_seconds()
-                    if not await self._apply(observed, manifest, is_new=is_new):
-                        memory.hindrance, wait = _occupied(ObjectRef.of(manifest)), OCCUPIED_SECONDS
+                        waits.append(self._jobs.wait_seconds())
+                        break
+                    try:
+                        is_ours = await self._apply(observed, manifest, is_new=is_new)
+                    except (RefusedError, ForbiddenError) as error:
+                        await self._blame_task(manifest, decision.sample, error, memory)
+                        waits.append(0.0)
+                        continue
+                    if not is_ours:
+                        memory.hindrance = _occupied(ObjectRef.of(manifest))
+                        waits.append(OCCUPIED_SECONDS)
                     elif is_rollout_job(manifest) and memory.trainer is not None:
                         memory.trainer.has_executor(*rollout_of(manifest))
                 case Resize(ref, patch):
                     self._saw(await self._cluster.patch(ref, patch))
                 case Occupied(ref):
                     await self._look_at_owner(ref)
-                    memory.hindrance, wait = _occupied(ref), OCCUPIED_SECONDS
-        return wait
+                    memory.hindrance = _occupied(ref)
+                    waits.append(OCCUPIED_SECONDS)
+        return min(waits, default=None)
+
+    async def _blame_task(
+        self, manifest: Manifest, sample: Manifest | None, error: ClusterError, memory: RunMemory
+    ) -> None:
+        """Remember that a task cannot have what it asks for; the next decision tells the queue.
+
+        Raises `error` where what was refused is no Job of a rollout, or one that asks for nothing would be refused too.
+        """
+        is_count = _QUOTA in error.reason  # of Jobs, whatever they ask for; it may have room in the next moment
+        if memory.trainer is None or sample is None or not is_rollout_job(manifest) or is_count:
+            raise error
+        try:
+            await self._cluster.rehearse(sample)
+        except (RefusedError, ForbiddenError):
+            raise error from None
+        why = f"the API server refuses what the task asks for (image, resources): {error.reason}"
+        memory.trainer.unfit[rollout_of(manifest)] = why[:MESSAGE_LENGTH]
 
     async def _look_at_owner(self, ref: ObjectRef) -> None:
         """Whether the object that has the name is still there: of what is not watched, no event tells."""

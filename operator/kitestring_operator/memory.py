@@ -23,6 +23,8 @@ class TrainerMemory:
     wanted: tuple[WantedRollout, ...] = ()
     over: dict[tuple[str, int], float] = field(default_factory=dict)
     """Rollouts whose Job was deleted, by number of the attempt, and when."""
+    unfit: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Of the rollouts that wait, those whose Job the API server refuses for what their task asks, and its words."""
     live: Mapping[str, Any] | None = None
     """What it was told by PUT /run/v1/live."""
 
@@ -46,6 +48,8 @@ class TrainerMemory:
         known = tuple(entry for entry in wanted if (entry.rollout, entry.number) not in self.over)
         changed = known != self.wanted
         self.wanted = known
+        waiting = {(entry.rollout, entry.number) for entry in wanted}
+        self.unfit = {key: why for key, why in self.unfit.items() if key in waiting}
         return changed
 
     def has_executor(self, rollout: str, number: int) -> None:

@@ -94,6 +94,7 @@ class Observation:
             objects=objects,
             trainer=None if said is None else _report(said),
             wanted=said.wanted if said is not None and is_asked else (),
+            unfit={} if said is None else dict(said.unfit),
             checkpoints=self._checkpoints(namespace, spec),
             missing=missing or (),
             unread=tuple(unread),

@@ -107,6 +107,9 @@ class Observed:
     """Of the newest trainer; of the last one while there is none. None: it has not answered since the operator started.
     """
     wanted: tuple[WantedRollout, ...] = ()
+    unfit: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    """Those of `wanted`, by rollout and number, whose Job the API server refuses for what their task asks, and its
+    words."""
     """Empty where there is no trainer to ask."""
     checkpoints: Mapping[str, str] | None = None
     """status.checkpoint of the other runs of the namespace, by their names."""
@@ -252,6 +255,9 @@ class Desired:
     """Before anything is made: none of it is, but the API server must be ready to take it."""
     objects: tuple[Manifest, ...] = ()
     """To be applied where their spec hash differs, in this order."""
+    sample: Manifest | None = None
+    """Where there are Jobs of rollouts among `objects`: one whose task asks for nothing. If the API server would take
+    it, one that it refuses is at fault itself."""
     generated_secrets: tuple[GeneratedSecret, ...] = ()
     """Before `objects`."""
     deletions: tuple[ObjectRef, ...] = ()

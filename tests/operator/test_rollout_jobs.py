@@ -8,11 +8,12 @@ import pytest
 
 from kitestring_api import names
 from kitestring_operator import identity
-from kitestring_operator.cluster.errors import UnavailableError
+from kitestring_operator.cluster.errors import ClusterError, ForbiddenError, RefusedError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.observed import LostRollout, Manifest, WantedRollout
 from kitestring_operator.trainer_client import TrainerSilentError
 from tests.operator.documents import NAMESPACE, SETTINGS, pool, run, storage_secret
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.world import World, report
 
 
@@ -24,8 +25,30 @@ def job_name(rollout: str, number: int = 1) -> str:
     return identity.rollout_job_name("calculator", rollout, number)
 
 
-async def world_of(replicas: int = 2, per_second: float = 1000.0) -> World:
-    world = World(SETTINGS.model_copy(update={"job_creation_per_second": per_second}))
+class Choosy(FakeCluster):
+    """A cluster that refuses Jobs whose agent has an image in `no`, with the error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.no: dict[str, ClusterError] = {}
+
+    def _check(self, manifest: Manifest) -> None:
+        if manifest["kind"] == "Job":
+            image = manifest["spec"]["template"]["spec"]["containers"][0]["image"]
+            if image in self.no:
+                raise self.no[image]
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        self._check(manifest)
+        return await super().apply(manifest)
+
+    async def rehearse(self, manifest: Manifest) -> None:
+        self._check(manifest)
+        await super().rehearse(manifest)
+
+
+async def world_of(replicas: int = 2, per_second: float = 1000.0, cluster: FakeCluster | None = None) -> World:
+    world = World(SETTINGS.model_copy(update={"job_creation_per_second": per_second}), cluster)
     world.cluster.put(storage_secret())
     world.cluster.put(pool(isolation="Job", replicas=replicas, allowedImages=["agents/*"]))
     world.cluster.put(run())
@@ -135,6 +158,65 @@ async def test_an_image_that_is_not_allowed_is_the_tasks_fault() -> None:
     assert rollouts_of(world) == {job_name("b")}
     told = [(lost.rollout, lost.outcome) for lost in world.trainers.told_lost]
     assert told == [("a", names.CLASS_INVALID_TASK)]
+
+
+@pytest.mark.parametrize("error", [RefusedError, ForbiddenError])
+async def test_a_task_that_the_api_server_refuses_holds_up_no_other(error: type[ClusterError]) -> None:
+    """Quantities that parse, and that no Job may have together; or a policy against its image."""
+    cluster = Choosy()
+    world = await world_of(cluster=cluster)
+    world.trainers.wants = wanted("gone")
+    await world.settle()
+    cluster.end_job(job_name("gone"), code=137, disrupted=True)
+    why = "spec.template.spec.containers[0].resources.requests: must be less than or equal to memory limit"
+    cluster.no["agents/bad"] = error("apply Job team-a/x", 422, why)
+    world.trainers.wants = wanted("a", image="agents/bad") + wanted("b")
+    await world.settle()
+    assert rollouts_of(world) == {job_name("b")}
+    told = {lost.rollout: lost for lost in world.trainers.told_lost}
+    assert {name: lost.outcome for name, lost in told.items()} == {
+        "gone": names.CLASS_INFRASTRUCTURE,
+        "a": names.CLASS_INVALID_TASK,
+    }
+    assert why in told["a"].message
+    assert world.status()["phase"] == "Running"
+    world.trainers.wants = ()
+    await world.settle()
+    await world.controller.resync()
+    await world.settle()
+    assert world.there("Secret") == {"storage-keys", "calculator-keys", job_name("b")}
+    assert len(world.trainers.told_lost) == 2
+
+
+async def test_what_refuses_every_job_is_no_tasks_fault() -> None:
+    cluster = Choosy()
+    world = await world_of(cluster=cluster)
+    refused = RefusedError("apply Job team-a/x", 422, "no Jobs on Mondays")
+    world.trainers.wants = wanted("gone")
+    await world.settle()
+    cluster.end_job(job_name("gone"), code=137, disrupted=True)
+    cluster.no = {"agent:1": refused, "agents/b": refused}
+    world.trainers.wants = wanted("a", image="agents/b")
+    await world.settle()
+    assert [lost.rollout for lost in world.trainers.told_lost] == ["gone"], "which is told all the same"
+    assert (world.status()["phase"], world.status()["reason"]) == ("Running", "InvalidSpec")
+    assert "no Jobs on Mondays" in world.status()["message"]
+
+
+async def test_a_full_quota_is_no_tasks_fault() -> None:
+    """Between two requests another Job may have made room."""
+    cluster = Choosy()
+    world = await world_of(cluster=cluster)
+    cluster.no["agents/b"] = ForbiddenError("apply Job team-a/x", 403, "exceeded quota: jobs")
+    world.trainers.wants = wanted("a", image="agents/b")
+    world.deliver()
+    await world.ask()
+    with pytest.raises(ForbiddenError):
+        await world.look(next(iter(world.cache.of_kind("TrainingRun"))))
+    del cluster.no["agents/b"]
+    await world.settle()
+    assert rollouts_of(world) == {job_name("a")}
+    assert world.trainers.told_lost == []
 
 
 async def test_suspending_takes_rollouts_away_with_their_secrets() -> None:
