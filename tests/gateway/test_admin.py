@@ -181,10 +181,10 @@ async def test_a_call_that_cannot_be_recorded_costs_its_attempt_and_no_other(
 ) -> None:
     encode = CallEncoder.encode
 
-    def failing(encoder: CallEncoder, record: CallRecord) -> EncodedSpan:
+    def failing(encoder: CallEncoder, record: CallRecord, contents_room: int) -> EncodedSpan:
         if record.attempt == bad.attempt:
             raise ValueError("a bug")
-        return encode(encoder, record)
+        return encode(encoder, record, contents_room)
 
     bad, good = await gateway.open(), await gateway.open()
     monkeypatch.setattr(CallEncoder, "encode", failing)

@@ -11,6 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from kitestring_rollout.gateway.errors import MAX_MESSAGE
+from kitestring_rollout.traces.conventions import CONTENTS_OMITTED
 from kitestring_rollout.traces.records import UNREACHABLE
 from tests.gateway.conftest import Gateway, Start, chat, until
 from tests.gateway.policy import Plan, Policy
@@ -172,6 +173,15 @@ async def test_an_error_that_echoes_the_request_is_cut(gateway: Gateway, size: i
     (record,) = gateway.records
     for message in (answer["error"]["message"], record.error):
         assert "stop is wrong: xxxx" in message and len(message) < MAX_MESSAGE + 100
+
+
+async def test_a_request_too_large_to_be_recorded_is_served_and_its_attempt_complete(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    large = chat(messages=[{"role": "user", "content": "\x80" * (9 << 20)}])
+    assert (await gateway.post(opened, orjson.dumps(large)))[0] == 200
+    assert (await gateway.fence(opened))["lost"] is None
+    (request,) = gateway.collector.trusted
+    assert request.ByteSize() < 4096 and CONTENTS_OMITTED in str(request)
 
 
 async def test_a_frozen_endpoints_refusal_of_our_key_is_not_shown(gateway: Gateway) -> None:

@@ -129,6 +129,45 @@ def test_a_record_that_contradicts_itself_is_refused() -> None:
         encoder.encode(call(identity=identity(2)))
 
 
+def talk(seq: int, size: int = 1) -> CallRecord:
+    """Call `seq` of a conversation that begins with `size` characters."""
+    said = [{"role": "user", "content": "x" * size}, *({"role": "user", "content": str(at)} for at in range(seq))]
+    return call(seq, messages=tuple(said), prompt_token_ids=np.arange(10 * seq, dtype=np.int32), tools=({"name": "t"},))
+
+
+def test_contents_without_room_are_left_out_and_nothing_refers_to_them() -> None:
+    encoder = CallEncoder(identity())
+    calls = [talk(seq, 5000) for seq in range(1, 4)]
+    spans = [encoder.encode(record, room) for record, room in zip(calls, (4000, 9000, 9000), strict=True)]
+    assert len(spans[0].data) < 2500 and b"kitestring.contents.omitted" in spans[0].data
+    assert len(spans[1].data) > 5000 and len(spans[2].data) < 3500
+    first, *others = decoded(spans)
+    assert first == plain(without_contents(calls[0]))
+    assert others == [plain(record) for record in calls[1:]]
+
+
+def test_the_contents_of_an_attempt_are_bounded() -> None:
+    encoder = CallEncoder(identity(), max_contents_bytes=20_000)
+    sizes = [len(encoder.encode(call(seq, messages=({"content": "x" * 6000},))).data) for seq in range(1, 9)]
+    assert [size > 6000 for size in sizes] == [True] + [False] * 7
+    encoder = CallEncoder(identity(), max_contents_bytes=20_000)
+    sizes = [len(encoder.encode(call(seq, messages=({"content": f"{seq}" * 6000},))).data) for seq in range(1, 9)]
+    assert [size > 6000 for size in sizes] == [True] * 3 + [False] * 5
+
+
+def test_a_span_without_its_contents_proves_the_same() -> None:
+    calls = [talk(seq) for seq in range(1, 4)]
+    spans = encoded(calls, identity())[:3]
+    spans[1] = spans[1].without_contents()
+    assert b"gen_ai.input" not in spans[1].data and b"kitestring.contents.omitted" in spans[1].data
+    assert [span.payload_sha256 for span in read(spans)[0]] == [span.payload_sha256 for span in spans]
+    first, second, third = decoded(spans)
+    assert first == plain(calls[0])
+    assert second == plain(without_contents(calls[1]))
+    # What it adds to the second call's messages is no conversation without them.
+    assert third == plain(dataclasses.replace(calls[2], messages=(), tools=None))
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_payload_that_is_not_one_is_refused(data: st.DataObject) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from kitestring_rollout.traces.conventions import ATTRIBUTES, EVALUATION_EVENT, INPUT_MESSAGES, OUTPUT_MESSAGES
-from kitestring_rollout.traces.encoder import encode_end
+from kitestring_rollout.traces.encoder import CallEncoder, encode_end
 from kitestring_rollout.traces.identity import root_span_id, traceparent
 from tests.traces.rollouts import call, encoded, end, identity, int32
 
@@ -32,6 +32,7 @@ def all_kinds_of_spans() -> list[Span]:
         call(4, api="completions", outcome="cancelled", status=None, choices=(), prompt_token_ids=int32()),
     ]
     spans = encoded(calls, identity())
+    spans.insert(2, CallEncoder(identity()).encode(call(5), contents_room=0))
     failed = encode_end(end(0, [], outcome="AgentFailed", reason="exit code 1", exit_code=1, reward=None))
     return [Span.FromString(span.data) for span in [*spans, failed]]
 
@@ -74,8 +75,8 @@ def test_a_viewer_sees_one_trace_below_one_root() -> None:
     assert not root.parent_span_id
     assert all(root.start_time_unix_nano <= span.start_time_unix_nano for span in calls)
     assert all(span.end_time_unix_nano <= root.end_time_unix_nano for span in calls)
-    assert [span.name for span in calls] == ["chat policy"] * 3 + ["text_completion policy"]
-    assert [span.status.code for span in calls] == [Status.STATUS_CODE_UNSET] * 2 + [Status.STATUS_CODE_ERROR] * 2
+    assert [span.name for span in calls] == ["chat policy"] * 4 + ["text_completion policy"]
+    assert [span.status.code for span in calls] == [Status.STATUS_CODE_UNSET] * 3 + [Status.STATUS_CODE_ERROR] * 2
     assert [event.name for event in root.events] == [EVALUATION_EVENT]
 
 

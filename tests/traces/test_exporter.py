@@ -15,9 +15,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from kitestring_rollout.traces.encoder import EncodedSpan
+from kitestring_rollout.traces.conventions import CONTENTS_OMITTED, INPUT_MESSAGES, PAYLOAD
+from kitestring_rollout.traces.encoder import CallEncoder, EncodedSpan
 from kitestring_rollout.traces.exporter import GroupCommitExporter, SpanLost
 from tests.traces.collector_stub import Answer, stub_collector
+from tests.traces.rollouts import call, identity
 
 
 def span(name: str, size: int = 0) -> EncodedSpan:
@@ -172,6 +174,34 @@ async def test_one_span_that_is_refused_does_not_take_the_others_with_it(code: i
         results = await asyncio.gather(*(exporter.submit(span(name)) for name in names), return_exceptions=True)
         assert [name for name, result in zip(names, results, strict=True) if result is not None] == ["bad"]
         assert (exporter.counts.acknowledged, exporter.counts.lost) == (4, 1)
+
+
+@pytest.mark.parametrize("code", [400, 413])
+async def test_a_span_that_is_refused_for_its_contents_is_sent_without_them(code: int) -> None:
+    def refuses_contents(spans: list[Span]) -> web.Response:
+        return web.Response(status=code if any(INPUT_MESSAGES in str(one) for one in spans) else 200)
+
+    one, other = (CallEncoder(identity()).encode(call(seq)) for seq in (1, 2))
+    async with stub_collector() as stub, GroupCommitExporter(stub.url) as exporter:
+        stub.answers = [refuses_contents] * 20
+        await asyncio.gather(exporter.submit(one), exporter.submit(other))
+        taken = [request[0] for request in stub.requests if INPUT_MESSAGES not in str(request)]
+        assert [PAYLOAD in str(span) and CONTENTS_OMITTED in str(span) for span in taken] == [True, True]
+        assert (exporter.counts.acknowledged, exporter.counts.lost, exporter.pending_bytes) == (2, 0, 0)
+
+
+async def test_contents_give_way_before_a_span_is_lost() -> None:
+    async with stub_collector() as stub, GroupCommitExporter(stub.url, max_pending_bytes=100_000) as exporter:
+        stub.gate.clear()
+        rooms, futures = [exporter.contents_room], []
+        for _ in range(6):
+            futures.append(exporter.submit(span("a", 10_000)))
+            rooms.append(exporter.contents_room)
+        assert rooms == sorted(rooms, reverse=True)
+        assert rooms[0] == 6250 and rooms[5:] == [0, 0]
+        stub.gate.set()
+        await asyncio.gather(*futures)
+        assert exporter.contents_room == 6250
 
 
 async def test_partial_success_is_no_success() -> None:

@@ -100,7 +100,7 @@ class Session:
         """Settles a call: its span is encoded and on its way to the collector."""
         nonconforming = bool(record.nonconforming)
         try:
-            span = self._encoder.encode(record)
+            span = self._encoder.encode(record, self.exporter.contents_room)
         except Exception as bug:  # noqa: BLE001
             self.fail_to_record(record.seq, record.outcome, bug, nonconforming=nonconforming)
             return

@@ -53,6 +53,7 @@ INPUT_MESSAGES: Final = "gen_ai.input.messages"
 OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 MESSAGES_SHARED: Final = "kitestring.input.messages.shared"
+CONTENTS_OMITTED: Final = "kitestring.contents.omitted"
 
 # The end of an attempt.
 N_CALLS: Final = "kitestring.calls"
@@ -119,6 +120,7 @@ ATTRIBUTES: Final = (
     Attribute(MESSAGES_SHARED, "call", "int", "how many messages before those an earlier call holds"),
     Attribute(OUTPUT_MESSAGES, "call", "JSON string", "content: one message per choice"),
     Attribute(TOOL_DEFINITIONS, "call", "JSON string", "content: tools of the request, when they changed"),
+    Attribute(CONTENTS_OMITTED, "call", "boolean", "in place of contents that were too large (see below)"),
     Attribute(N_CALLS, "end", "int", "N: calls of the attempt"),
     Attribute(REWARD, "end", "double", "reward, when there is one"),
     Attribute(REASON, "end", "string", "why the attempt did not succeed, or has no reward"),

@@ -173,7 +173,8 @@ class _Contents:
         new = orjson.loads(texts.get(names.INPUT_MESSAGES, "[]"))
         self.shared = head["messages"]["shared"]
         earlier = base.messages[: self.shared] if base is not None else ()
-        self.messages = (*earlier, *(from_semconv(message) for message in new))
+        if len(earlier) == self.shared:  # else that call's contents were left out on the way
+            self.messages = (*earlier, *(from_semconv(message) for message in new))
         if head["tools"] == "new":
             self.tools = tuple(orjson.loads(texts[names.TOOL_DEFINITIONS]))
         elif head["tools"] == "base" and base is not None:

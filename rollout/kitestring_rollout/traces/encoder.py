@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -15,6 +15,7 @@ from kitestring_rollout.traces import conventions as names
 from kitestring_rollout.traces.attributes import (
     OPERATIONS,
     call_attributes,
+    flag,
     identity_attributes,
     number,
     real,
@@ -30,6 +31,10 @@ TEXT_MARK = "kitestring.text"
 """Marks an output message that stands for the text of a completion."""
 MAX_CONVERSATIONS = 4
 """So many interleaved conversations of an attempt (sub-agents) are told apart for the delta; more cost bytes only."""
+MAX_CONTENTS_BYTES: Final = 128 << 20
+"""Contents that are written of one attempt: more than 256 calls of 300 KB that have nothing in common, and no more than
+the store and the reader of traces can take from agents that send whatever their calls allow."""
+_OMITTED: Final = flag(names.CONTENTS_OMITTED, True)
 
 
 @dataclass(slots=True)
@@ -40,6 +45,13 @@ class EncodedSpan:
     """Serialised `opentelemetry.proto.trace.v1.Span`."""
     payload_sha256: bytes
     """32 bytes: what the attempt's digest is made of."""
+    contents: tuple[int, int] = (0, 0)
+    """Where the contents begin and end in `data`; equal where it has none."""
+
+    def without_contents(self) -> EncodedSpan:
+        """The same span, marked as having lost its contents: it proves the same, and training reads no more of it."""
+        start, end = self.contents
+        return EncodedSpan(b"".join((self.data[:start], _OMITTED, self.data[end:])), self.payload_sha256)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +70,18 @@ class CallEncoder:
 
     It keeps the last prompt of up to `MAX_CONVERSATIONS` conversations, so that a call costs the bytes that are new in
     it. With `record_contents=False` messages, texts, tool definitions and outputs are left out; token ids and logprobs,
-    which training needs, are not.
+    which training needs, are not. Contents beyond `max_contents_bytes` in all are left out too, and that is marked.
     """
 
-    def __init__(self, identity: AttemptIdentity, *, record_contents: bool = True) -> None:
+    def __init__(
+        self,
+        identity: AttemptIdentity,
+        *,
+        record_contents: bool = True,
+        max_contents_bytes: int = MAX_CONTENTS_BYTES,
+    ) -> None:
         self._identity = identity
+        self._contents_left = max_contents_bytes
         self._contents = record_contents
         self._trace_id = trace_id(identity.attempt)
         self._root = root_span_id(identity.attempt)
@@ -70,14 +89,14 @@ class CallEncoder:
         self._head = orjson.Fragment(orjson.dumps(identity_head(identity)))
         self._conversations: list[_Conversation] = []
 
-    def encode(self, record: CallRecord) -> EncodedSpan:
-        """The span of a call; raises ValueError for a record that contradicts itself."""
+    def encode(self, record: CallRecord, contents_room: int = MAX_CONTENTS_BYTES) -> EncodedSpan:
+        """The span of a call, with contents of `contents_room` bytes at most: larger ones are left out, and that is
+        marked. Raises ValueError for a record that contradicts itself."""
         if record.identity is not self._identity and record.identity != self._identity:
             raise ValueError(f"call {record.seq} belongs to attempt {record.attempt}, not {self._identity.attempt}")
         prompt = _packed(record.prompt_token_ids, _INT32)
         head, arrays = _call_head(record, prompt)
         base, base_shared, shared = self._base(prompt, record)
-        messages = record.messages[shared:] if shared else record.messages
         head["identity"] = self._head
         head["prompt"] = {
             "base": base.seq if base is not None else 0,
@@ -85,16 +104,15 @@ class CallEncoder:
             "count": len(prompt) // 4,
             "sha256": hashlib.sha256(prompt).hexdigest(),
         }
-        contents: list[tuple[str, str]] = []
+        contents = b""
+        omitted = False
         if self._contents:
-            new_tools = record.tools if base is None or base.tools != record.tools else None
-            contents = _call_contents(record, messages, new_tools)
-            head["contents"] = {
-                "attributes": [name for name, _ in contents],
-                "sha256": codec.contents_sha256([text for _, text in contents]),
-                "messages": {"shared": shared, "new": len(messages)},
-                "tools": "none" if record.tools is None else "new" if new_tools is not None else "base",
-            }
+            head["contents"], contents = _call_contents(record, base, shared)
+            omitted = len(contents) > min(contents_room, self._contents_left)
+            if omitted:
+                del head["contents"]
+                contents = b""
+            self._contents_left -= len(contents)
         payload = codec.pack(head, [prompt[4 * base_shared :], *arrays])
         hashed = codec.payload_sha256("c", self._trace_id, record.epoch, record.seq, payload)
         span = Span(
@@ -113,9 +131,8 @@ class CallEncoder:
             self._fixed,
             *call_attributes(record),
         ]
-        if self._contents:
-            parts.append(number(names.MESSAGES_SHARED, shared))
-            parts += [text(name, value) for name, value in contents]
+        start = sum(map(len, parts))
+        parts.append(_OMITTED if omitted else contents)
         if record.outcome != "ok":
             parts.append(text(names.ERROR_TYPE, str(record.status) if record.status else record.outcome))
             parts.append(_failed(record.error or record.outcome))
@@ -124,8 +141,10 @@ class CallEncoder:
         elif len(self._conversations) == MAX_CONVERSATIONS:
             del self._conversations[0]
         reply = _packed(record.choices[0].token_ids, _INT32) if record.choices else b""
-        self._conversations.append(_Conversation(record.seq, prompt + reply, record.messages, record.tools))
-        return EncodedSpan(b"".join(parts), hashed)
+        # What is not written is nothing that a later call can refer to.
+        said, tools = ((), None) if omitted else (record.messages, record.tools)
+        self._conversations.append(_Conversation(record.seq, prompt + reply, said, tools))
+        return EncodedSpan(b"".join(parts), hashed, (start, start + len(contents)))
 
     def _base(self, prompt: bytes, record: CallRecord) -> tuple[_Conversation | None, int, int]:
         """The conversation that shares most with this call, and how many ids and messages; the newest of equals, None
@@ -279,10 +298,10 @@ def _tool_calls(choice: ChoiceRecord) -> int:
     return len(calls) if isinstance(calls, list) else choice.tool_calls
 
 
-def _call_contents(
-    record: CallRecord, messages: tuple[Json, ...], tools: tuple[Json, ...] | None
-) -> list[tuple[str, str]]:
-    """Content attributes in the order in which they are hashed."""
+def _call_contents(record: CallRecord, base: _Conversation | None, shared: int) -> tuple[Json, bytes]:
+    """What the head says of a call's contents, and their attributes in the order in which they are hashed."""
+    messages = record.messages[shared:] if shared else record.messages
+    tools = record.tools if base is None or base.tools != record.tools else None
     contents = []
     if messages:
         contents.append((names.INPUT_MESSAGES, _json([to_semconv(message) for message in messages])))
@@ -290,7 +309,14 @@ def _call_contents(
         contents.append((names.OUTPUT_MESSAGES, _json([_output_message(choice) for choice in record.choices])))
     if tools is not None:
         contents.append((names.TOOL_DEFINITIONS, _json(tools)))
-    return contents
+    head = {
+        "attributes": [name for name, _ in contents],
+        "sha256": codec.contents_sha256([value for _, value in contents]),
+        "messages": {"shared": shared, "new": len(messages)},
+        "tools": "none" if record.tools is None else "new" if tools is not None else "base",
+    }
+    attributes = (number(names.MESSAGES_SHARED, shared), *[text(name, value) for name, value in contents])
+    return head, b"".join(attributes)
 
 
 def _output_message(choice: ChoiceRecord) -> Json:

@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 _RETRYABLE = frozenset((408, 429, 500, 502, 503, 504))
 _TOO_MUCH = frozenset((400, 413))
 """Answers that may be about one span of many: the request is sent again in halves."""
+_PARTS_OF_ROOM = 8
+"""One span's contents may take this part of the room that contents have left: by default 16 MiB, which fits into the
+20 MiB that an OpenTelemetry Collector takes in a request unless told otherwise."""
 _TRY_SECONDS = 30.0
 _FIRST_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 5.0
@@ -45,14 +48,14 @@ class ExportCounts:
 
 @dataclass(slots=True)
 class _Batch:
-    spans: list[bytes] = field(default_factory=list)
+    spans: list[EncodedSpan] = field(default_factory=list)
     futures: list[asyncio.Future[None]] = field(default_factory=list)
     size: int = 0
     deadline: float = 0.0
     """Monotonic; of the oldest span."""
 
 
-_Part = tuple[Sequence[bytes], Sequence[asyncio.Future[None]]]
+_Part = tuple[Sequence[EncodedSpan], Sequence[asyncio.Future[None]]]
 
 
 class GroupCommitExporter:
@@ -61,7 +64,8 @@ class GroupCommitExporter:
     The first span of a batch starts a timer of `linger_seconds` (or `urgent_seconds`); what has come until then, from
     all attempts, goes out in one request. Answers that allow it are retried with exponential backoff and jitter,
     honouring Retry-After, until `deadline_seconds` after the span was submitted; then its future fails with `SpanLost`.
-    At most `max_pending_bytes` wait for acknowledgement: a span beyond that is lost at once.
+    At most `max_pending_bytes` wait for acknowledgement: a span beyond that is lost at once. A span that is refused as
+    too large by itself is sent once more without its contents.
     """
 
     def __init__(
@@ -100,6 +104,12 @@ class GroupCommitExporter:
     def pending_spans(self) -> int:
         return self.counts.submitted - self.counts.acknowledged - self.counts.lost
 
+    @property
+    def contents_room(self) -> int:
+        """Bytes of contents that the next span may bring. They may take half of what may wait, large ones giving way
+        first: the other half is for what an attempt is lost without."""
+        return max(0, self._max_pending // 2 - self.pending_bytes) // _PARTS_OF_ROOM
+
     async def __aenter__(self) -> GroupCommitExporter:
         self._session = aiohttp.ClientSession(headers=self._headers)
         return self
@@ -132,7 +142,7 @@ class GroupCommitExporter:
             batch = self._batch
         if not batch.spans:
             batch.deadline = time.monotonic() + self.deadline_seconds
-        batch.spans.append(span.data)
+        batch.spans.append(span)
         batch.futures.append(future)
         batch.size += size
         self._flush_within(self._urgent if urgent else self._linger)
@@ -176,10 +186,10 @@ class GroupCommitExporter:
                 raise
 
     async def _send(
-        self, spans: Sequence[bytes], futures: Sequence[asyncio.Future[None]], deadline: float
+        self, spans: Sequence[EncodedSpan], futures: Sequence[asyncio.Future[None]], deadline: float
     ) -> tuple[_Part, ...]:
         """Settles the spans, or gives them back in the parts that are to be sent instead."""
-        body = export_request(spans, self._resource)
+        body = export_request([span.data for span in spans], self._resource)
         attempt = 0
         while True:
             problem, retry_after = await self._try(body, deadline)
@@ -187,9 +197,10 @@ class GroupCommitExporter:
                 self._settle(spans, futures, None)
                 return ()
             if retry_after is None:
-                if len(spans) > 1 and problem.startswith(tuple(f"HTTP {status}" for status in _TOO_MUCH)):
-                    half = len(spans) // 2
-                    return (spans[:half], futures[:half]), (spans[half:], futures[half:])
+                if problem.startswith(tuple(f"HTTP {status}" for status in _TOO_MUCH)):
+                    smaller = self._smaller(spans, futures)
+                    if smaller:
+                        return smaller
                 self._settle(spans, futures, f"the collector refused it: {problem}")
                 return ()
             backoff = min(_FIRST_BACKOFF_SECONDS * 2.0**attempt, _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311
@@ -203,6 +214,20 @@ class GroupCommitExporter:
             self.counts.retries += 1
             _log.warning("export of %d spans failed (%s); trying again in %.2f s", len(spans), problem, wait)
             await asyncio.sleep(wait)
+
+    def _smaller(self, spans: Sequence[EncodedSpan], futures: Sequence[asyncio.Future[None]]) -> tuple[_Part, ...]:
+        """What to send in place of a request that was refused as a whole; nothing when it is as small as it can be."""
+        if len(spans) > 1:
+            half = len(spans) // 2
+            return (spans[:half], futures[:half]), (spans[half:], futures[half:])
+        (span,) = spans
+        start, end = span.contents
+        if start == end:
+            return ()
+        bare = span.without_contents()
+        self.pending_bytes -= len(span.data) - len(bare.data)
+        _log.warning("a span of %d bytes was refused; it is sent again without its contents", len(span.data))
+        return (((bare,), futures),)
 
     async def _try(self, body: bytes, deadline: float) -> tuple[str | None, float | None]:
         """(None, _) when acknowledged; else the problem, and the least wait in seconds or None when final."""
@@ -228,8 +253,10 @@ class GroupCommitExporter:
             return f"{rejected.rejected_spans} spans rejected: {rejected.error_message}", None
         return None, None
 
-    def _settle(self, spans: Sequence[bytes], futures: Sequence[asyncio.Future[None]], problem: str | None) -> None:
-        self.pending_bytes -= sum(map(len, spans))
+    def _settle(
+        self, spans: Sequence[EncodedSpan], futures: Sequence[asyncio.Future[None]], problem: str | None
+    ) -> None:
+        self.pending_bytes -= sum(len(span.data) for span in spans)
         if problem is None:
             self.counts.acknowledged += len(spans)
         else:
