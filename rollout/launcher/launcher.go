@@ -204,6 +204,8 @@ func (l *launcher) serve(messages <-chan message) int {
 			}
 			switch end, err := l.obey(said); {
 			case err != nil:
+				// Else it would seem to have been killed, as for the memory of the agents.
+				_ = sendJSON(l.control, map[string]string{"ending": err.Error()})
 				l.endAll()
 				return complain(err)
 			case end == "done":

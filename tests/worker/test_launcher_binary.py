@@ -215,6 +215,7 @@ async def test_the_death_of_the_first_process_takes_every_agent_along(
     pods: list[PodHere], folder: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.ALONE_SECONDS", 0.02)
     marker, mark = marked()
     code = f"{mark}import os, time; os.fork() or (os.setsid(), os.fork(), time.sleep(600)); time.sleep(600)"
     pod = await begun(pods, whole_image(folder), folder, queue, Setup(command=python(code)))
@@ -224,5 +225,5 @@ async def test_the_death_of_the_first_process_takes_every_agent_along(
         while len(living(marker)) < 3:  # noqa: ASYNC110 (an agent that waits says nothing to us)
             await asyncio.sleep(0.01)
     pod.container.first.kill()
-    assert (await queue.finished(lease)).ended == "executorLost"
+    assert (await queue.finished(lease)).ended == "signalled"
     await pod.gone(marker)

@@ -44,6 +44,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.ALONE_SECONDS", 0.02)
 
 
 class Pods:
@@ -192,7 +193,13 @@ async def test_another_user_is_not_taken(pods: Pods, queue: FakeQueue, caplog: p
     await right.stop()
 
 
-async def test_a_launcher_that_dies_loses_its_agents_and_another_comes(pods: Pods, queue: FakeQueue) -> None:
+KILLED = "the container of the agents was killed while they ran, as for their memory"
+
+
+async def test_agents_that_ran_when_their_launcher_was_killed_have_failed_and_another_comes(
+    pods: Pods, queue: FakeQueue
+) -> None:
+    """The kernel kills a whole container for the memory that its agents took."""
     marker, mark = marked()
     daemon = "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(600))\n"
     code = f"{mark}import os, sys, time\nif sys.stdin.read() == 'stay':\n    {daemon}    time.sleep(600)\nprint('well')"
@@ -203,8 +210,7 @@ async def test_a_launcher_that_dies_loses_its_agents_and_another_comes(pods: Pod
     os.kill(pod.container.pid, signal.SIGKILL)
     for lease in first:
         finish = await queue.finished(lease)
-        assert finish.ended == "executorLost"
-        assert finish.message == "the launcher died, and its agents with it"
+        assert (finish.ended, finish.signal, finish.message) == ("signalled", 9, KILLED)
     assert living(marker) == []
     assert (await queue.run(make_lease({"q": "go"}))).output == "well\n"
     assert pod.container.codes == [-signal.SIGKILL]
@@ -327,9 +333,11 @@ async def test_a_guardian_that_dies_before_there_is_an_agent(tmp_path: Path, que
     await serving
 
 
-async def test_guardians_that_die_with_their_launcher(tmp_path: Path, queue: FakeQueue) -> None:
-    """As when the kernel ends a whole container for its memory, in whatever order: the agent is not blamed by the
-    worker, which does not know."""
+@pytest.mark.parametrize("said", [None, {"ending": "too many open files"}, {"draining": True}])
+async def test_guardians_that_die_with_their_launcher(
+    tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any] | None
+) -> None:
+    """In whatever order. Without a word the kernel ends a whole container, for the memory that its agents took."""
     config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
     worker = WorkerHere(config)
     await worker.begin()
@@ -338,14 +346,53 @@ async def test_guardians_that_die_with_their_launcher(tmp_path: Path, queue: Fak
         with introduced(tmp_path / "socket" / "launcher.sock") as control:
             _, fds, _, _ = socket.recv_fds(control, 100, 1)
             with socket.socket(fileno=fds[0]) as channel:
+                assert channel.recv(1 << 16)  # what to run; not read, it would make the end of the channel an error
                 channel.sendall(forged({"event": "launching", "guardian": 2}))
+                if said is not None:
+                    control.send(json.dumps(said).encode())
             assert json.loads(control.recv(100)) == {"ask": True}
+
+    serving = asyncio.create_task(asyncio.to_thread(launcher))
+    finish = await queue.run(make_lease())
+    expected = ("executorLost", "the launcher died, and its agents with it") if said else ("signalled", KILLED)
+    assert (finish.ended, finish.message) == expected
+    await serving
+    await worker.stop()
+
+
+async def test_an_agent_that_was_not_there_when_its_launcher_was_killed(tmp_path: Path, queue: FakeQueue) -> None:
+    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
+    worker = WorkerHere(config)
+    await worker.begin()
+
+    def launcher() -> None:
+        with introduced(tmp_path / "socket" / "launcher.sock") as control:
+            _, fds, _, _ = socket.recv_fds(control, 100, 1)
+            os.close(fds[0])
 
     serving = asyncio.create_task(asyncio.to_thread(launcher))
     finish = await queue.run(make_lease())
     assert (finish.ended, finish.message) == ("executorLost", "the launcher died, and its agents with it")
     await serving
     await worker.stop()
+
+
+async def test_a_pod_whose_containers_are_all_killed(
+    pods: Pods, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its node, without a word: no agent's doing, as its worker knows when that is ended too."""
+    monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.ALONE_SECONDS", 60.0)
+    marker, mark = marked()
+    pod = await pods.start(Setup(command=python(f"{mark}import time; time.sleep(600)")))
+    lease = await queue.put(make_lease())
+    await up(queue, marker)
+    pod.container.restarts = False
+    os.kill(pod.container.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while "the launcher went" not in caplog.text:  # noqa: ASYNC110 (it tells nobody else)
+            await asyncio.sleep(0.01)
+    await pod.stop()
+    assert (await queue.finished(lease)).ended == "executorLost"
 
 
 FORGED_END = {

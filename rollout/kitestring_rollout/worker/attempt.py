@@ -27,6 +27,7 @@ from kitestring_rollout.worker.running_agent import (
     GuardianEnded,
     GuardianLost,
     Launcher,
+    LauncherKilled,
     LauncherLost,
     RunningAgent,
 )
@@ -73,6 +74,7 @@ class Attempt:
     async def run(self, base: Mapping[str, str], scratch_root: Path, program: PythonProgram | None) -> Finish | None:
         scratch = scratch_root / f"{SCRATCH_PREFIX}{uuid.uuid4().hex}"
         beating = asyncio.create_task(self._heartbeats())
+        finish: Finish | None
         try:
             start = agent_start(self._config, self.lease, base, scratch, program)
             why = await self._way_barred()
@@ -93,10 +95,7 @@ class Attempt:
         except GuardianEnded as error:
             finish = self._finish("signalled", str(error), SIGKILL)
         except LauncherLost as error:
-            if self._config.told_by_its_pod:
-                log.warning("attempt %s of %s: %s; its pod says why", *self._ids(), error)
-                return None
-            finish = self._finish("executorLost", str(error))
+            finish = self._of_loss(error)
         except GuardianLost as error:
             self.is_stillborn = not self.was_launched
             finish = self._finish("executorLost", str(error))
@@ -223,6 +222,14 @@ class Attempt:
             return finish
         log.warning("attempt %s of %s: %s", *self._ids(), why)
         return finish.model_copy(update={"ended": "cutOff", "message": why[:4096]})
+
+    def _of_loss(self, error: LauncherLost) -> Finish | None:
+        if self._config.told_by_its_pod:
+            log.warning("attempt %s of %s: %s; its pod says why", *self._ids(), error)
+            return None
+        if isinstance(error, LauncherKilled):
+            return self._finish("signalled", str(error), SIGKILL)
+        return self._finish("executorLost", str(error))
 
     def _finish(self, ended: EndKind, message: str, signal: int | None = None) -> Finish:
         seconds = time.monotonic() - self._leased_at

@@ -99,6 +99,10 @@ class LauncherProcess:
         """Guardians here outlive their launcher: it is never the cause."""
         return True
 
+    async def was_killed(self) -> bool:
+        """It ended nothing."""
+        return False
+
     async def _end(self) -> None:
         if self._control is not None:
             self._control.close()

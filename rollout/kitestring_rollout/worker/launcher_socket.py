@@ -16,7 +16,7 @@ import fcntl
 import logging
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ ANSWER_SECONDS = 10.0
 """How long a launcher may take to say that it is there."""
 GOODBYE_SECONDS = 10.0
 """How long a launcher that was told to end may take."""
+ALONE_SECONDS = 5.0
+"""A worker that is not told to end either so long after its launcher was killed is in no pod that is being ended: where
+an eviction leaves no time, a node kills all containers without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class PodPlan:
 
 
 class LauncherSocket:
-    """Takes one launcher at a time; `draining` is called when its container is told to end."""
+    """Takes one launcher at a time; sets `stopping` when its container is told to end."""
 
     def __init__(
         self,
@@ -75,16 +78,17 @@ class LauncherSocket:
         *,
         uid: int | None,
         ready_seconds: float,
-        draining: Callable[[], None],
+        stopping: asyncio.Event,
         broken: CannotLaunch | None = None,
     ) -> None:
-        """`uid`: the user that the launcher must run as. `broken` says beforehand why no agent can be started."""
+        """`uid`: the user that the launcher must run as. `broken` says beforehand why no agent can be started.
+        `stopping`: this worker is to end."""
         self._path = path
         self._lock_file = path.parent / LOCK_NAME
         self._plan = plan
         self._uid = uid
         self._ready_seconds = ready_seconds
-        self._draining = draining
+        self._stopping = stopping
         self._always_broken = broken
         self._broken: CannotLaunch | None = None
         self._control: socket.socket | None = None
@@ -92,6 +96,7 @@ class LauncherSocket:
         self._agents: set[RunningAgent] = set()
         self._asked: list[asyncio.Future[bool]] = []
         self._closing = False
+        self._is_ending = False
         self._settled = True
         self._serving: asyncio.Task[None] | None = None
 
@@ -169,6 +174,13 @@ class LauncherSocket:
         finally:
             self._asked.remove(answer)
 
+    async def was_killed(self) -> bool:
+        """One that is told to end says so, or that it ends by itself, before it does."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALONE_SECONDS):
+                await self._stopping.wait()
+        return not (self._stopping.is_set() or self._is_ending)
+
     def _tell_who_asked(self, lives: bool) -> None:
         for answer in self._asked:
             if not answer.done():
@@ -183,6 +195,7 @@ class LauncherSocket:
                     log.warning("%s", error)
                     continue
                 self._control = launcher
+                self._is_ending = False
                 self._here.set()
                 while (message := await control.hear(launcher)) is not None:
                     self._note(message)
@@ -198,7 +211,10 @@ class LauncherSocket:
     def _note(self, message: dict[str, Any]) -> None:
         if "draining" in message:
             log.info("the container `agent` is told to end: no further leases")
-            self._draining()
+            self._stopping.set()
+        elif "ending" in message:
+            log.error("the launcher cannot go on: %s", message["ending"])
+            self._is_ending = True
         elif "here" in message:
             self._tell_who_asked(True)
         elif "exposed" in message:

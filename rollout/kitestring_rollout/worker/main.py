@@ -61,7 +61,7 @@ async def work(
                 pod_plan(config, base, program, scratch_root),
                 uid=config.launcher_uid,
                 ready_seconds=config.ready_seconds,
-                draining=stopping.set,
+                stopping=stopping,
                 broken=broken,
             )
             _open(launcher, config.launcher_socket)

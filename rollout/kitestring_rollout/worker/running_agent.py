@@ -44,6 +44,14 @@ class LauncherLost(Exception):
     """The launcher died."""
 
 
+class LauncherKilled(LauncherLost):
+    """The launcher was killed with all that ran beside it, while the agent did.
+
+    What does that in a pod is the kernel, which ends a whole container for its memory (memory.oom.group): the agents'
+    doing, as under GuardianEnded.
+    """
+
+
 class GuardianLost(Exception):
     """The guardian of an agent died before there was the agent, or is not one of ours."""
 
@@ -93,6 +101,9 @@ class GuardianKeeper(Protocol):
 
     async def lives_on(self) -> bool:
         """Whether the end of a guardian, just seen, has another cause than the launcher's own."""
+
+    async def was_killed(self) -> bool:
+        """Whether a launcher that does not live on was killed alone, and not with what this worker is a part of."""
 
 
 LONGEST = 1 << 28
@@ -151,6 +162,8 @@ class RunningAgent:
     async def _loss(self, how: str) -> LauncherLost | GuardianLost | GuardianEnded:
         """What it means that the guardian is no more."""
         if not self._exposed and (self._lost or not await self._launcher.lives_on()):
+            if self.was_launched and await self._launcher.was_killed():
+                return LauncherKilled("the container of the agents was killed while they ran, as for their memory")
             return LauncherLost("the launcher died, and its agents with it")
         if self._guardian is None:
             return GuardianLost(f"the process that guards the agent {how}")
