@@ -33,6 +33,7 @@ from kitestring_operator.rollouts.rollout_jobs import has_ended
 from kitestring_operator.rollouts.rollout_jobs import refusal as unfit
 from kitestring_operator.run_report import RunReport
 from kitestring_operator.settings import Settings
+from kitestring_operator.started_with import StartedWith, started_with
 from kitestring_operator.status import classes_of, events_of, status_of
 from kitestring_operator.stopping import is_rollout_job, secrets_alone, stopped, superfluous, with_secret
 from kitestring_operator.trainer_job import Losses
@@ -107,6 +108,7 @@ class _Made:
 def run_context(settings: Settings, observed: Observed, way: Course) -> RunContext:
     """Raises UserMistakeError where the run has no storage."""
     assert observed.spec is not None and observed.pool is not None, "a run that is accepted has both"
+    kept = started_with(observed) if way.started_at is not None else StartedWith()
     return RunContext(
         settings=settings,
         name=observed.name,
@@ -117,8 +119,8 @@ def run_context(settings: Settings, observed: Observed, way: Course) -> RunConte
         pool=observed.pool.spec,
         pool_name=observed.pool.metadata.name,
         trainer_number=way.trainer_number,
-        storage=storage_target(settings, observed.name, observed.uid, observed.spec),
-        checkpoints=observed.checkpoints or {},
+        storage=storage_target(settings, observed.name, observed.uid, observed.spec, kept.place),
+        checkpoints=kept.checkpoints(observed.spec) or observed.checkpoints or {},
         is_first_start=_before(way) == Losses(),
     )
 

@@ -211,7 +211,8 @@ class RunContext:
     """N of RUN-trainer-N, from 1."""
     storage: StorageTarget
     checkpoints: Mapping[str, str]
-    """status.checkpoint of the other runs of the namespace, by their names."""
+    """status.checkpoint of the other runs of the namespace, by their names; once the run has started, the one that it
+    began from."""
     is_first_start: bool = False
     """Whether no trainer of the run has been lost before this one, nor made a step."""
 

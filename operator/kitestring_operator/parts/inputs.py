@@ -22,6 +22,8 @@ from kitestring_operator.parts.storage import AWS_REGION, endpoint_field, s3_add
 
 SECRETS_FOLDER = f"{pod.SECRETS_FOLDER}/inputs"
 """Credentials of sources that are not the run's own storage."""
+MODEL_FOLDER = f"{INPUTS_FOLDER}/model"
+"""Where a model that is fetched comes to lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def inputs_of(context: RunContext) -> Inputs:
 
 
 def _model(context: RunContext, source: ModelSource, field: str) -> Input:
-    target = f"{INPUTS_FOLDER}/model"
+    target = MODEL_FOLDER
     if source.path is not None:
         return Input(path=source.path)
     if source.pvc is not None:
