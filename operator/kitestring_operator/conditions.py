@@ -10,7 +10,7 @@ from kitestring_api import names
 from kitestring_api.v1alpha1.status import ConditionType, Phase
 from kitestring_operator.acceptance import Refusal
 from kitestring_operator.lifecycle import Course, Gate
-from kitestring_operator.observed import Manifest, Observed
+from kitestring_operator.observed import Observed
 from kitestring_operator.pods import is_ready, trouble
 from kitestring_operator.run_report import RunReport
 from kitestring_operator.trainer_job import pods_of
@@ -115,17 +115,15 @@ def _trainer_ready(observed: Observed, course: Course) -> Aspect:
     if course.phase is Phase.RUNNING and any(map(is_ready, pods_of(observed, names.COMPONENT_TRAINER))):
         # asked for nothing yet by this operator, but ready by its own probe: a new operator changes nothing
         return Aspect(ConditionType.TRAINER_READY, True, names.REASON_RUNNING)
-    return _not_ready(
-        ConditionType.TRAINER_READY, pods_of(observed, names.COMPONENT_TRAINER), "it has not answered yet"
-    )
+    return _not_ready(observed, ConditionType.TRAINER_READY, "it has not answered yet", names.COMPONENT_TRAINER)
 
 
 def _inference_ready(observed: Observed) -> Aspect:
     servers = replicas_of(observed, "StatefulSet", names.COMPONENT_POLICY_SERVER)
     if servers.ready >= servers.wanted:
         return Aspect(ConditionType.INFERENCE_READY, True, names.REASON_RUNNING)
-    pods = pods_of(observed, names.COMPONENT_POLICY_SERVER)
-    return _not_ready(ConditionType.INFERENCE_READY, pods, _ready(servers, "policy servers"))
+    message = _ready(servers, "policy servers")
+    return _not_ready(observed, ConditionType.INFERENCE_READY, message, names.COMPONENT_POLICY_SERVER)
 
 
 def _rollouts_ready(observed: Observed) -> Aspect:
@@ -144,6 +142,8 @@ def _rollouts_ready(observed: Observed) -> Aspect:
         workers = pods_of(observed, names.COMPONENT_ROLLOUT)
         if not any(is_ready(pod) for pod in workers):
             waits.append(f"0 of {observed.pool.spec.replicas} workers ready")
+    elif names.COMPONENT_ROLLOUT in observed.refused_pods and not pods_of(observed, names.COMPONENT_ROLLOUT):
+        waits.append("no rollout has a pod")
     if not waits:
         return Aspect(ConditionType.ROLLOUTS_READY, True, names.REASON_RUNNING)
     parts = (
@@ -152,15 +152,16 @@ def _rollouts_ready(observed: Observed) -> Aspect:
         names.COMPONENT_SCORER,
         names.COMPONENT_ROLLOUT,
     )
-    return _not_ready(ConditionType.ROLLOUTS_READY, pods_of(observed, *parts), ", ".join(waits))
+    return _not_ready(observed, ConditionType.ROLLOUTS_READY, ", ".join(waits), *parts)
 
 
-def _not_ready(kind: ConditionType, pods: Iterable[Manifest], message: str) -> Aspect:
-    for pod in pods:
+def _not_ready(observed: Observed, kind: ConditionType, message: str, *components: str) -> Aspect:
+    for pod in pods_of(observed, *components):
         found = trouble(pod)
         if found is not None:
             return Aspect(kind, False, found.reason or names.REASON_STARTING, found.message)
-    return Aspect(kind, False, names.REASON_STARTING, message)
+    refused = [observed.refused_pods[component] for component in components if component in observed.refused_pods]
+    return Aspect(kind, False, names.REASON_STARTING, refused[0] if refused else message)
 
 
 def _progressing(course: Course, report: RunReport | None) -> Aspect:

@@ -252,6 +252,7 @@ def _with_trainer(observed: Observed, going: Course, prior: Phase | None) -> Cou
         found = trouble(pod) if is_live(pod, observed.now) else None
         if found is not None:
             return replace(going, phase=phase, reason=found.reason or reason, message=found.message)
+    message = next(iter(observed.refused_pods.values()), message)
     return replace(going, phase=phase, reason=reason, message=message)
 
 

@@ -23,6 +23,7 @@ from kitestring_operator.observed import Manifest, MissingReference, Observed, P
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.queueing import flavors_of, may_change
 from kitestring_operator.references import Reference, missing_of, references
+from kitestring_operator.refused_pods import RefusedPods
 from kitestring_operator.trainer_job import CONTAINER, EndKind, is_active, newest_trainer, trainer_jobs
 
 LOG_LINES: Final = 20
@@ -59,6 +60,7 @@ class Observation:
         self._fresh: set[str] = set()
         """Flavors that were read since the last resync."""
         self._pools: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._refused_pods = RefusedPods(cluster)
 
     async def of(self, run: Manifest, memory: RunMemory) -> Observed:
         """What cannot be read is named in `unread`; it keeps no run from its status."""
@@ -104,7 +106,8 @@ class Observation:
             unsupported=reading.unsupported,
             hindrance=memory.hindrance,
         )
-        return await self._with_log(observed, memory)
+        refused = await self._refused_pods.of(observed)
+        return await self._with_log(replace(observed, refused_pods=refused) if refused else observed, memory)
 
     def problems_of(self, pool: Manifest) -> tuple[str, ...]:
         """What is wrong with a pool by itself."""
@@ -119,6 +122,7 @@ class Observation:
         again."""
         self._readings = {uid: known for uid, known in self._readings.items() if uid in uids}
         self._pools = {uid: known for uid, known in self._pools.items() if uid in uids}
+        self._refused_pods.resynced()
         self._priorities.clear()
         self._fresh.clear()
 

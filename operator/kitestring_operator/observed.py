@@ -126,6 +126,8 @@ class Observed:
     """Those of `problems` that another version may carry out (kitestring_api.unsupported)."""
     hindrance: str | None = None
     """What kept an object of the run from being made when that was last tried."""
+    refused_pods: Mapping[str, str] = field(default_factory=dict)
+    """Which object cannot have its pods and why, by part of the run (names.COMPONENT_*)."""
     trainer_log: str = ""
     """Last lines of the newest trainer that ended badly, where its pod is still there."""
     _sorted: Mapping[str | tuple[str, str], tuple[Manifest, ...]] = field(init=False, repr=False, compare=False)

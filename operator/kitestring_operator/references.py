@@ -36,8 +36,8 @@ def references(spec: TrainingRunSpec) -> Iterator[Reference]:
                 yield from _secret(f"spec.storage.credentials.{part}", getattr(spec.storage.credentials, part))
     if spec.scheduling.queue_name is not None:
         yield Reference("spec.scheduling.queueName", "LocalQueue", spec.scheduling.queue_name)
-        if spec.scheduling.priority_class_name is not None:
-            yield Reference("spec.scheduling.priorityClassName", "PriorityClass", spec.scheduling.priority_class_name)
+    if spec.scheduling.priority_class_name is not None:
+        yield Reference("spec.scheduling.priorityClassName", "PriorityClass", spec.scheduling.priority_class_name)
 
 
 def missing_of(reference: Reference, found: dict[str, Any] | None) -> MissingReference | None:

@@ -30,6 +30,8 @@ class FakeCluster:
         self.refuses: dict[str, str] = {}
         """Name of an object → what applying it is answered with (422)."""
         self.logs: dict[str, str] = {}
+        self.podless: set[str] = set()
+        """Names of objects that cannot have their pods."""
         self.kinds = set(KINDS) - {"Workload", "LocalQueue"}
         self.reads = 0
         self.touched = asyncio.Event()
@@ -120,6 +122,15 @@ class FakeCluster:
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
         return self.logs.get(pod.name, "")
 
+    async def latest_event(self, namespace: str, uid: str, reason: str) -> str:
+        self.reads += 1
+        found = [
+            item["message"]
+            for item in self.of_kind("Event")
+            if item["reason"] == reason and item["involvedObject"]["uid"] == uid
+        ]
+        return found[-1] if found else ""
+
     async def until(self, check: Callable[[], object]) -> None:
         """Wait until `check` holds, looking at every request."""
         async with asyncio.timeout(20):
@@ -172,7 +183,7 @@ class FakeCluster:
             field = _REPLICATED.get(item["kind"])
             if field is None or _has_ended(item):
                 continue
-            size = item["spec"].get(field, 1)
+            size = 0 if item["metadata"]["name"] in self.podless else item["spec"].get(field, 1)
             own = [pod for pod in self.of_kind("Pod") if _owner(pod) == item["metadata"]["uid"]]
             for index in range(size):
                 name = f"{item['metadata']['name']}-{index}"

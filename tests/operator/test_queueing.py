@@ -397,6 +397,17 @@ async def test_priority(exists: bool) -> None:
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (1000, "high")
 
 
+async def test_a_priority_class_is_looked_up_without_a_queue_too() -> None:
+    """Each pod that names one that is not there is refused, and nothing comes."""
+    world = World()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    world.cluster.put(run(scheduling={"priorityClassName": "hihg"}))
+    await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ReferenceNotFound")
+    assert "spec.scheduling.priorityClassName: there is no PriorityClass hihg" in world.status()["message"]
+
+
 async def test_a_queue_that_is_not_there_is_named() -> None:
     world = World().with_kueue()
     world.cluster.put(storage_secret())

@@ -195,6 +195,20 @@ async def test_logs(server: Server, cluster: RequestedCluster) -> None:
     assert server.asked[0][1] == "/api/v1/namespaces/n/pods/p/log?container=c&tailLines=3&limitBytes=10"
 
 
+async def test_the_latest_event_counts(server: Server, cluster: RequestedCluster) -> None:
+    events = [
+        {"message": "first", "lastTimestamp": "2026-03-01T12:00:00Z"},
+        {"message": "last", "lastTimestamp": None, "series": {"lastObservedTime": "2026-03-01T12:00:09.000001Z"}},
+        {"message": "second", "eventTime": "2026-03-01T12:00:05.000000Z"},
+    ]
+    server.answers = [(200, {"metadata": {}, "items": events})]
+    assert await cluster.latest_event("n", "u", "FailedCreate") == "last"
+    path = "/api/v1/namespaces/n/events?fieldSelector=involvedObject.uid%3Du%2Creason%3DFailedCreate&limit=100"
+    assert server.asked[0][:2] == ("GET", path)
+    server.answers = [(200, {"metadata": {}, "items": []})]
+    assert await cluster.latest_event("n", "u", "FailedCreate") == ""
+
+
 async def test_kinds(server: Server, cluster: RequestedCluster) -> None:
     server.answers = [(200, {"resources": [{"name": "workloads"}]})]
     assert await cluster.serves("Workload")

@@ -92,6 +92,10 @@ class GuardedCluster(FakeCluster):
         self.use("Pod", "get", part="/log")
         return await super().log_tail(pod, container, lines=lines, limit_bytes=limit_bytes)
 
+    async def latest_event(self, namespace: str, uid: str, reason: str) -> str:
+        self.use("Event", "list")
+        return await super().latest_event(namespace, uid, reason)
+
 
 async def test_every_right_is_used_and_no_other() -> None:
     cluster = GuardedCluster()
@@ -139,6 +143,10 @@ async def a_run_to_its_end(cluster: GuardedCluster) -> None:
         cluster.change("TrainingRun", "calculator", {"spec": {"suspend": suspend}})
         await world.settle()
     (trainer,) = (name for name in world.there("Job") if "trainer" in name)
+    pods_are_refused(cluster, trainer)
+    await world.settle()
+    cluster.podless.clear()
+    await world.settle()
     cluster.end_job(trainer, code=3)
     await world.settle()
     assert cluster.find("TrainingRun", "calculator") is None
@@ -182,6 +190,12 @@ async def rollouts_with_jobs(cluster: GuardedCluster) -> None:
     world.trainers.wants = ()
     cluster.end_job(identity.rollout_job_name("calculator", "a", 1))
     await world.settle()
+
+
+def pods_are_refused(cluster: GuardedCluster, job: str) -> None:
+    cluster.podless.add(job)
+    old = {"creationTimestamp": "2026-03-01T12:00:00Z"}
+    cluster.change("Job", job, {"metadata": old, "status": {"active": None}})
 
 
 def named(kind: str, name: str, namespace: str = NAMESPACE) -> Manifest:

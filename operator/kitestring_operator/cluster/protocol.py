@@ -1,4 +1,4 @@
-"""What the operator asks of a cluster: eleven requests. Behind it is the official client; in tests, a dictionary."""
+"""What the operator asks of a cluster: twelve requests. Behind it is the official client; in tests, a dictionary."""
 
 from __future__ import annotations
 
@@ -64,6 +64,10 @@ class Cluster(Protocol):
 
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
         """The last lines of a container's log; empty when there is none."""
+        ...
+
+    async def latest_event(self, namespace: str, uid: str, reason: str) -> str:
+        """Message of the latest event with this reason about the object of this uid; empty when there is none."""
         ...
 
     async def serves(self, kind: str) -> bool:

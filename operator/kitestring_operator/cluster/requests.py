@@ -181,6 +181,14 @@ class RequestedCluster:
             return ""  # the container never started, or its pod is gone
         return text.decode(errors="replace")
 
+    async def latest_event(self, namespace: str, uid: str, reason: str) -> str:
+        kind = KINDS["Event"]
+        query = (("fieldSelector", f"involvedObject.uid={uid},reason={reason}"), ("limit", str(PAGE)))
+        what = f"{kind.plural} of {namespace}"
+        found = await self._sent(Request("list", kind.kind, what, "GET", kind.path(namespace), query))
+        events = [] if found is None else found.get("items") or []
+        return str(max(events, key=_said_at).get("message") or "") if events else ""
+
     async def serves(self, kind: str) -> bool:
         entry = KINDS[kind]
         path = "/api/v1" if entry.api_version == "v1" else f"/apis/{entry.api_version}"
@@ -288,6 +296,12 @@ def _page(kind: Kind, answer: bytes) -> tuple[list[Manifest], str]:
     page = json.loads(answer)
     named = {"apiVersion": kind.api_version, "kind": kind.kind}
     return [trimmed(item | named) for item in page.get("items") or ()], page["metadata"].get("continue", "")
+
+
+def _said_at(event: Manifest) -> str:
+    """When an event was said last: times as the API server writes them are in order as texts, to the second."""
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def as_yaml(body: Mapping[str, Any] | None) -> str:

@@ -119,7 +119,10 @@ def _infrastructure(message: str) -> _Fault:
 
 def _gone(job: Manifest, failed: Mapping[str, Any]) -> str:
     said = ": ".join(str(failed[key]) for key in ("reason", "message") if failed.get(key))
-    return f"Job {job['metadata']['name']} failed and its pod is gone ({said})"
+    name = job["metadata"]["name"]
+    if not (job.get("status") or {}).get("failed"):
+        return f"Job {name} failed and never had a pod ({said}); events of it say what refused one"
+    return f"Job {name} failed and its pod is gone ({said})"
 
 
 # --- A pod that has ended -----------------------------------------------------------------------------------------

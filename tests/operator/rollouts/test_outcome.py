@@ -101,6 +101,10 @@ def job(*conditions: dict[str, Any], image: str | None = WANTED.image) -> Manife
     return made | {"status": {"conditions": list(conditions), "startTime": ago(100)}}
 
 
+def had_pod(made: Manifest) -> Manifest:
+    return made | {"status": made["status"] | {"failed": 1}}
+
+
 FAILED = condition("Failed", reason="BackoffLimitExceeded", message="Job has reached the specified backoff limit")
 COMPLETE = condition("Complete", reason="CompletionsReached", message="Reached expected number of succeeded pods")
 LATE = condition("Failed", reason="DeadlineExceeded", message="Job was active longer than specified deadline")
@@ -292,7 +296,8 @@ CASES = (
     Case(
         "deleted by hand", job(FAILED), (pod("Failed", agent=ended(143), deleted=-1),), INFRASTRUCTURE, ("told to end",)
     ),
-    Case("pod gone", job(FAILED), (), INFRASTRUCTURE, ("its pod is gone (BackoffLimitExceeded: Job has reached",)),
+    Case("pod gone", had_pod(job(FAILED)), (), INFRASTRUCTURE, ("its pod is gone (BackoffLimitExceeded: Job has",)),
+    Case("never a pod", job(LATE), (), INFRASTRUCTURE, ("never had a pod (DeadlineExceeded: Job was active", "events")),
     # --- containers ---
     Case(
         "agent out of memory",
