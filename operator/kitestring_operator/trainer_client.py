@@ -25,11 +25,21 @@ class TrainerSilentError(Exception):
 
 
 class TrainerRefusedError(Exception):
-    """The trainer answered with an error; `status` is its HTTP status."""
+    """The trainer answered with an error: its HTTP status, and its reason in one word where it gave one."""
 
-    def __init__(self, what: str, status: int, reason: str) -> None:
-        super().__init__(f"{what}: {reason} ({status})")
+    def __init__(self, what: str, status: int, answer: str) -> None:
+        super().__init__(f"{what}: {answer} ({status})")
         self.status = status
+        try:
+            self.word = _Problem.model_validate_json(answer).reason
+        except ValidationError:
+            self.word = ""
+
+
+class _Problem(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    reason: str = ""
 
 
 class _Wanted(BaseModel):
@@ -101,7 +111,13 @@ class TrainerClient:
 
     async def change(self, url: str, credential: str, live: Mapping[str, Any]) -> None:
         """PUT /run/v1/live. Said twice it changes nothing."""
-        await self._ask("PUT", url + names.ROUTE_RUN_LIVE, credential, live)
+        try:
+            await self._ask("PUT", url + names.ROUTE_RUN_LIVE, credential, live)
+        except TrainerRefusedError as error:
+            if error.status == HTTPStatus.CONFLICT and error.word == names.REASON_STARTING:
+                # it answers already, and takes no change yet: it is to be told again
+                raise TrainerSilentError(str(error)) from error
+            raise
 
     async def _ask(self, method: str, url: str, credential: str, body: Mapping[str, Any] | None = None) -> bytes:
         assert self._session is not None, "the client is used within `async with`"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
 
 from kitestring_api import names
 from kitestring_operator.observed import WantedRollout
+from kitestring_operator.trainer_client import TrainerSilentError
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
 from tests.operator.world import World, report
 
@@ -143,3 +148,27 @@ async def test_a_lost_trainer_that_is_being_deleted_keeps_no_other_from_its_star
     world.cluster.change("Job", "calculator-trainer-1", deleted)
     await world.settle()
     assert "calculator-trainer-2" in world.there("Job")
+
+
+async def test_what_changed_while_a_trainer_started_is_told_it_once_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers begin before it takes changes; see test_trainer_client for what it answers till then."""
+    world = World()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool())
+    world.cluster.put(run())
+    await world.settle()
+
+    async def takes_none(url: str, credential: str, live: Mapping[str, Any]) -> None:
+        raise TrainerSilentError("the trainer is starting; try again")
+
+    world.trainers.says = report("Starting", step=0)
+    with monkeypatch.context() as starting:
+        starting.setattr(world.trainers, "change", takes_none)
+        await world.settle()
+        world.cluster.change(names.KIND_TRAINING_RUN, "calculator", {"spec": {"steps": 9}})
+        await world.settle()
+    assert world.trainers.told_live == []
+    world.trainers.says = report()
+    await world.settle()
+    assert [live["steps"] for live in world.trainers.told_live] == [9]
+    assert [event for event in world.cluster.of_kind("Event") if event["type"] == "Warning"] == []

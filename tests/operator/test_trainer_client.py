@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from kitestring_operator.memory import TrainerMemory
 from kitestring_operator.observed import LostRollout, WantedRollout
 from kitestring_operator.trainer_client import TrainerClient, TrainerRefusedError, TrainerSilentError
+from kitestring_rollout.protocol.gateway_admin import ProtocolError
 from kitestring_rollout.protocol.queue import LostRollout as LostMessage
 from kitestring_rollout.protocol.queue import WantedRollout as WantedMessage
 from kitestring_rollout.protocol.queue import WantedRollouts
@@ -123,6 +124,19 @@ async def test_a_refusal_is_not_silence_and_no_redirect_is_followed(
         await client.report(url(trainer), "s")
     assert caught.value.status == status
     assert len(trainer.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [("Starting", TrainerSilentError), ("StepsMade", TrainerRefusedError), (None, TrainerRefusedError)],
+)
+async def test_a_trainer_that_takes_no_change_yet_is_silent(
+    trainer: Trainer, client: TrainerClient, reason: str | None, error: type[Exception]
+) -> None:
+    body = "no JSON" if reason is None else ProtocolError(error="try again", reason=reason).model_dump_json()
+    trainer.answer = web.Response(status=409, text=body)
+    with pytest.raises(error):
+        await client.change(url(trainer), "s", {"steps": 4})
 
 
 def test_the_pace_of_steps_is_what_was_seen() -> None:
