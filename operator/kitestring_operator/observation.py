@@ -27,7 +27,10 @@ from kitestring_operator.refused_pods import RefusedPods
 from kitestring_operator.trainer_job import CONTAINER, EndKind, is_active, newest_trainer, trainer_jobs
 
 LOG_LINES: Final = 20
-LOG_BYTES: Final = 4096
+LOG_READ_BYTES: Final = 256 * 1024
+"""Asked for: where these lines are longer, a kubelet gives their beginning, and what ended the process comes last."""
+LOG_LENGTH: Final = 4096
+"""Kept: the last characters."""
 MOST_PROBLEMS: Final = 5
 """Of a document that the models refuse; more would hide the first."""
 
@@ -222,7 +225,7 @@ class Observation:
             pod = KINDS["Pod"].ref(observed.namespace, end.pod)
             container = end.container or CONTAINER
             try:
-                tail = await self._cluster.log_tail(pod, container, lines=LOG_LINES, limit_bytes=LOG_BYTES)
+                tail = await self._cluster.log_tail(pod, container, lines=LOG_LINES, limit_bytes=LOG_READ_BYTES)
             except ClusterError as error:
                 # its node may be gone since: the run goes on without these lines
                 log.warning("%s", error)
@@ -303,6 +306,6 @@ def _generation(pool: RolloutPool | None) -> int:
 
 
 def printable(text: str) -> str:
-    """Lines of printable characters: a log may hold anything."""
-    lines = ("".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines())
-    return "\n".join(lines)[-LOG_BYTES:]
+    """The last lines as printable characters: a log may hold anything."""
+    lines = ("".join(c if c.isprintable() else " " for c in line).rstrip() for line in text[-LOG_LENGTH:].splitlines())
+    return "\n".join(lines)

@@ -120,7 +120,8 @@ class FakeCluster:
         ]
 
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
-        return self.logs.get(pod.name, "")
+        last = self.logs.get(pod.name, "").splitlines(keepends=True)[-lines:]
+        return "".join(last)[:limit_bytes]
 
     async def latest_event(self, namespace: str, uid: str, reason: str) -> str:
         self.reads += 1

@@ -344,6 +344,19 @@ async def test_a_lost_trainer_is_started_again(
     assert world.status()["restarts"] == counts
 
 
+async def test_the_last_error_has_the_end_of_long_lines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of Ray and verl are longer than all that is kept, and what ended the trainer comes last."""
+    monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
+    await running(world)
+    world.cluster.logs["calculator-trainer-1-0"] = "\n".join(["x" * 9000] * 19 + ["ValueError: the cause"])
+    world.cluster.end_job("calculator-trainer-1", code=1)
+    world.trainers.says = None
+    await world.settle()
+    said = world.status()["lastError"]
+    assert said.endswith("x\nValueError: the cause")
+    assert len(said) < 5000
+
+
 async def test_restarts_are_counted_and_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
     await started(world, failurePolicy={"maxRestarts": 2})
