@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from aiohttp.http_writer import StreamWriter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kitestring_rollout.gateway.token import Claims, sign
@@ -29,6 +32,75 @@ async def test_the_token_comes_in_the_path_as_bearer_or_as_x_api_key(gateway: Ga
     assert (await call(gateway, "", headers=bearer, prefix=False))[0] == 200
     assert (await call(gateway, "", headers=key, prefix=False))[0] == 200
     assert (await call(gateway, "", prefix=False))[0] == 401
+
+
+@pytest.mark.parametrize("port", ["agents", "admin"])
+async def test_a_head_without_an_end_is_refused(gateway: Gateway, port: str) -> None:
+    url = urlsplit(gateway.urls[port])
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\n" + b"X-Y: %s\r\n" % (b"a" * 6000) * 3)
+    assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+    if port == "agents":
+        text = gateway.process.metrics_text().decode()
+        assert 'kitestring_gateway_connections_closed_total{reason="head_too_large"} 1.0' in text
+        assert "kitestring_gateway_connections 0.0" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "header", "status"),
+    [
+        ("/v1/models", "", 401),
+        ("/v1/models", "Authorization: Bearer of-another", 401),
+        ("/nowhere", "", 404),
+        ("/health", "", 200),
+        ("/r/TOKEN/nowhere", "", 404),
+    ],
+)
+async def test_a_stranger_has_one_request_of_a_connection(
+    gateway: Gateway, path: str, header: str, status: int
+) -> None:
+    """Many answers that nobody reads would hold the sockets' buffers full of them."""
+    opened = await gateway.open()
+    got = await _pipelined(gateway, path.replace("TOKEN", opened.token), header)
+    assert got.count(f"HTTP/1.1 {status} ") == got.count("HTTP/1.1 ") == 1
+
+
+async def test_an_agent_has_as_many_as_it_asks_for(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    got = await _pipelined(gateway, f"/r/{opened.token}/v1/models", "")
+    assert got.count("HTTP/1.1 200 ") == 3
+
+
+async def _pipelined(gateway: Gateway, path: str, header: str) -> str:
+    """What is answered to three requests at once, of which the last asks for the end of the connection."""
+    url = urlsplit(gateway.urls["agents"])
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    head = f"GET {path} HTTP/1.1\r\nHost: here\r\n" + (header and header + "\r\n")
+    writer.write(f"{head}\r\n{head}\r\n{head}Connection: close\r\n\r\n".encode())
+    got = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    return got.decode()
+
+
+async def test_an_answer_that_nobody_reads_counts_as_a_request_in_flight(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = await gateway.open()
+    session = gateway.process.registry.find(opened.attempt)
+    assert session is not None
+    blocked = asyncio.Event()
+
+    async def drain(_: object) -> None:
+        blocked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(StreamWriter, "drain", drain)
+    asking = asyncio.create_task(gateway.http.get(f"{opened.base_url}/v1/models"))
+    await blocked.wait()
+    assert session.serving == 1
+    asking.cancel()
+    monkeypatch.undo()
 
 
 async def test_other_tokens_are_refused_and_counted(gateway: Gateway) -> None:

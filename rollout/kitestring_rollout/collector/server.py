@@ -15,13 +15,13 @@ from aiohttp import web
 from kitestring_api.errors import UserMistakeError
 from kitestring_rollout.collector.app import Collector, Credentials
 from kitestring_rollout.collector.config import CollectorConfig
+from kitestring_rollout.listener import Listener
 from kitestring_rollout.storage import StoreUnavailable, open_store
 
 _log = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 20.0
 """Requests that are being stored when the process is asked to end get so long to be answered."""
-_KEEPALIVE_SECONDS = 75.0
 
 
 async def serve(config: CollectorConfig) -> None:
@@ -37,22 +37,18 @@ async def serve_until(config: CollectorConfig, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, and say on standard output where."""
     runner = web.AppRunner(
         _application(config),
-        access_log=None,
-        auto_decompress=False,
-        keepalive_timeout=_KEEPALIVE_SECONDS,
         shutdown_timeout=_SHUTDOWN_SECONDS,
     )
-    await runner.setup()
+    listener = Listener(runner, auto_decompress=False)
     try:
-        await _listen(runner, config.listen.host, config.listen.port)
-        host, port = runner.addresses[0][:2]
+        host, port = await _listen(listener, config.listen.host, config.listen.port)
         shown = f"[{host}]" if ":" in host else host
         sys.stdout.write(json.dumps({"listening": {"otlp": f"http://{shown}:{port}"}}) + "\n")
         sys.stdout.flush()
         await stop.wait()
         _log.info("ending: finishing the requests in hand")
     finally:
-        await runner.cleanup()
+        await listener.close()
 
 
 def _application(config: CollectorConfig) -> web.Application:
@@ -84,9 +80,9 @@ def _credential(field: str, path: Path) -> str:
     return credential
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+async def _listen(listener: Listener, host: str, port: int) -> tuple[str, int]:
     try:
-        await web.TCPSite(runner, host, port).start()
+        return await listener.start(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserMistakeError(

@@ -16,7 +16,7 @@ from kitestring_rollout.gateway.bodies import read
 from kitestring_rollout.gateway.calls import Calls
 from kitestring_rollout.gateway.errors import JSON_TYPE, Refusal
 from kitestring_rollout.gateway.process import Process
-from kitestring_rollout.gateway.ready import begun
+from kitestring_rollout.gateway.ready import begin, begun
 from kitestring_rollout.gateway.session import Session
 from kitestring_rollout.gateway.token import SCOPE_CALLS, SCOPE_REWARDS, SCOPE_SPANS, permit, verify
 from kitestring_rollout.traces.records import Api
@@ -69,14 +69,14 @@ class Agents:
         self._process.metrics.refused(error.code)
         if session is not None and not error.admitted:
             session.attempt.rejected += 1
-        return web.Response(
-            body=error.body(), status=error.status, headers={"Content-Type": JSON_TYPE, **error.headers}
+        return _last(
+            web.Response(body=error.body(), status=error.status, headers={"Content-Type": JSON_TYPE, **error.headers})
         )
 
     def _probed(self, route: str) -> web.Response:
         if route == names.ROUTE_READY:
-            return self._process.readiness()
-        return web.Response(body=b'{"status":"ok"}', content_type=JSON_TYPE)
+            return _last(self._process.readiness())
+        return _last(web.Response(body=b'{"status":"ok"}', content_type=JSON_TYPE))
 
     async def _serve(self, request: web.BaseRequest, session: Session, route: str, scope: str) -> web.StreamResponse:
         if EXPECT in request.headers and request.transport is not None:
@@ -85,10 +85,15 @@ class Agents:
         if api is not None:
             return await self._calls.serve(request, session, api)
         if scope == SCOPE_REWARDS:
-            return await self._reward(request, session)
-        if scope == SCOPE_SPANS:
-            return await self._agent_traces.serve(request, session)
-        return self._models(route)
+            response = await self._reward(request, session)
+        elif scope == SCOPE_SPANS:
+            response = await self._agent_traces.serve(request, session)
+        else:
+            response = self._models(route)
+        begin(request)
+        await response.prepare(request)  # here, where it counts as in flight until it has been taken
+        await response.write_eof()
+        return response
 
     def _session(self, token: str, scope: str) -> Session:
         process = self._process
@@ -110,6 +115,13 @@ class Agents:
         reward = session.attempt.rewards.post(body, time.time_ns())
         self._process.metrics.rewards.inc()
         return web.Response(body=orjson.dumps({"value": reward.value, "name": reward.name}), content_type=JSON_TYPE)
+
+
+def _last(response: web.Response) -> web.Response:
+    """Of its connection: what anyone may have is had once, or answers that nobody reads would fill sockets without
+    number."""
+    response.force_close()
+    return response
 
 
 def _split(request: web.BaseRequest) -> tuple[str, str]:

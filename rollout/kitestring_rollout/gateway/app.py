@@ -22,11 +22,14 @@ from kitestring_rollout.gateway.admin import admin_app
 from kitestring_rollout.gateway.agent_traces import AgentTraces
 from kitestring_rollout.gateway.agents import Agents
 from kitestring_rollout.gateway.calls import Calls
-from kitestring_rollout.gateway.config import HOSTNAME, MIN_KEY_BYTES, GatewayConfig, Listener
+from kitestring_rollout.gateway.config import HOSTNAME, MIN_KEY_BYTES, GatewayConfig
+from kitestring_rollout.gateway.config import Listener as Address
+from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.process import Process
 from kitestring_rollout.gateway.recorder import GATHER_SECONDS
 from kitestring_rollout.gateway.request import CallRules
 from kitestring_rollout.gateway.upstream import Upstream
+from kitestring_rollout.listener import Listener
 from kitestring_rollout.traces import conventions
 from kitestring_rollout.traces.exporter import GroupCommitExporter
 
@@ -101,41 +104,38 @@ async def running(config: GatewayConfig) -> AsyncIterator[tuple[Process, dict[st
             process.bodies,
         )
         agents = Agents(process, calls, agent_traces)
-        agents_url = await _listen_agents(stack, agents, config)
+        agents_url = await _listen_agents(stack, agents, config, process.metrics)
         advertised = config.advertised_url or agents_url
         process.advertised_url = advertised.replace(HOSTNAME, socket.gethostname()).rstrip("/")
         admin_runner = web.AppRunner(
-            admin_app(process, _credential(config.admin_credential_file, "admin_credential_file")),
-            access_log=None,
-            shutdown_timeout=1.0,
+            admin_app(process, _credential(config.admin_credential_file, "admin_credential_file")), shutdown_timeout=1.0
         )
-        admin_url = await _listen(stack, admin_runner, config.admin, "admin")
+        admin_url = await _listen(stack, Listener(admin_runner), config.admin, "admin")
         sweeper = asyncio.create_task(_sweep(process))
         stack.push_async_callback(_ended, sweeper)
         yield process, {"agents": agents_url, "admin": admin_url}
 
 
-async def _listen_agents(stack: contextlib.AsyncExitStack, agents: Agents, config: GatewayConfig) -> str:
-    server = web.Server(
-        agents.handle,
-        handler_cancellation=True,  # an agent that goes away aborts its call
-        access_log=None,
-        auto_decompress=False,  # with a bound of our own
-        max_line_size=16_384,  # the path holds the token
+async def _listen_agents(
+    stack: contextlib.AsyncExitStack, agents: Agents, config: GatewayConfig, metrics: Metrics
+) -> str:
+    # With cancellation an agent that goes away aborts its call. Bodies are decompressed with a bound of our own.
+    server = web.Server(agents.handle, handler_cancellation=True)
+    listener = Listener(
+        web.ServerRunner(server, shutdown_timeout=1.0), auto_decompress=False, closed=metrics.connection_closed
     )
-    return await _listen(stack, web.ServerRunner(server, shutdown_timeout=1.0), config.agents, "agents")
+    metrics.connections.set_function(lambda: len(listener))
+    return await _listen(stack, listener, config.agents, "agents")
 
 
-async def _listen(stack: contextlib.AsyncExitStack, runner: web.BaseRunner, listener: Listener, name: str) -> str:
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+async def _listen(stack: contextlib.AsyncExitStack, listener: Listener, address: Address, name: str) -> str:
+    stack.push_async_callback(listener.close)
     try:
-        await web.TCPSite(runner, listener.host, listener.port, backlog=4096).start()
+        host, port = await listener.start(address.host, address.port, backlog=4096)
     except OSError as error:
         raise UserMistakeError(
-            f"{name}.port {listener.port} on {listener.host}: {error.strerror}; choose another, or 0 for any free one"
+            f"{name}.port {address.port} on {address.host}: {error.strerror}; choose another, or 0 for any free one"
         ) from None
-    host, port = runner.addresses[0][:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 

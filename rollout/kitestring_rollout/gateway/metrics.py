@@ -67,6 +67,15 @@ class Metrics:
         self.body_bytes = Gauge(
             "kitestring_gateway_body_bytes", "Memory that bodies of requests in flight hold", registry=self._registry
         )
+        self.connections = Gauge(
+            "kitestring_gateway_connections", "Connections of agents that are open", registry=self._registry
+        )
+        self._connections_closed = Counter(
+            "kitestring_gateway_connections_closed",
+            "Connections of agents that the gateway closed, by what the agent did or did not do",
+            ("reason",),
+            registry=self._registry,
+        )
         self.total_calls = 0
         self.total_refused = 0
         self.total_completion_tokens = 0
@@ -87,6 +96,9 @@ class Metrics:
     def refused(self, code: str) -> None:
         self.total_refused += 1
         self._refused.labels(code).inc()
+
+    def connection_closed(self, reason: str) -> None:
+        self._connections_closed.labels(reason).inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -77,7 +77,7 @@ class QueueServer:
     ) -> web.StreamResponse:
         if request.path != names.ROUTE_HEALTH and not self._admit(request):
             self.rejected += 1
-            return _problem(401, "Unauthorized", "the bearer credential is missing or wrong, or not for this")
+            return _last(_problem(401, "Unauthorized", "the bearer credential is missing or wrong, or not for this"))
         try:
             return await handler(request)
         except QueueClosedError:
@@ -112,8 +112,8 @@ class QueueServer:
         try:
             await self._queue.lease("health", capacity=0, wait_seconds=0.0)
         except QueueClosedError:
-            return _problem(503, "RunEnded", "the run has ended")
-        return web.Response(text="ok\n")
+            return _last(_problem(503, "RunEnded", "the run has ended"))
+        return _last(web.Response(text="ok\n"))
 
     async def _lease(self, request: web.Request) -> web.Response:
         wanted = await _read(request, LeaseRequest)
@@ -178,6 +178,12 @@ async def _read(request: web.Request, body: type[Body]) -> Body:
 
 def _answer(message: Message, status: int = 200) -> web.Response:
     return web.Response(status=status, body=message.model_dump_json().encode(), content_type="application/json")
+
+
+def _last(response: web.Response) -> web.Response:
+    """Of its connection: strangers, who may be agents, hold none with answers that they do not read."""
+    response.force_close()
+    return response
 
 
 def _problem(status: int, reason: str, error: str) -> web.Response:

@@ -15,6 +15,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from kitestring_rollout.listener import Limits, Listener
 from kitestring_rollout.protocol.run_status import RunStatus
 from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.live import Change, no_change
@@ -29,6 +30,8 @@ from kitestring_trainer.queue.service import RolloutQueue
 logger = logging.getLogger(__name__)
 SWEPT_SECONDS = 1.0
 """How long a start waits for gateways to say what they hold."""
+WORKERS = 8192
+"""Connections that may wait at once: a worker's is idle between two heartbeats."""
 Answer = TypeVar("Answer")
 
 
@@ -63,7 +66,7 @@ class QueueThread:
         self._status = status
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="queue", daemon=True)
-        self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self._failed: Future[None] = Future()
         self.session: aiohttp.ClientSession
         self.gateways: Gateways
@@ -140,18 +143,15 @@ class QueueThread:
         self.queue = RolloutQueue(settings.rules, self.gateways, self._score, self._watch)
         server = QueueServer(self.queue, self._status, settings.credential, self._change)
         # Without cancellation a worker that went away while it waited would still be given a lease.
-        runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=5.0)
-        self._runner = runner
-        await runner.setup()
-        site = web.TCPSite(runner, settings.host, settings.port)
+        runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=5.0)
+        self._listener = Listener(runner, Limits(waiting=WORKERS))
         try:
-            await site.start()
+            _, port = await self._listener.start(settings.host, settings.port)
         except OSError as error:
             raise UserMistakeError(
                 f"the rollout queue cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
                 "choose another port, or 0 for any free one"
             ) from error
-        port = runner.addresses[0][1]
         return f"http://{settings.host}:{port}"
 
     def _watch(self, queue: RolloutQueue) -> ProofWatch:
@@ -162,6 +162,6 @@ class QueueThread:
     async def _close(self) -> None:
         if hasattr(self, "queue"):
             await self.queue.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._listener is not None:
+            await self._listener.close()
         await self.session.close()
