@@ -19,6 +19,8 @@ ANSWER_SECONDS: Final = 30.0
 """A trainer that has not answered for so long is not ready."""
 STALL_FACTOR: Final = 4.0
 """A step that takes so many times the longest one so far counts as stalled."""
+MESSAGE_LENGTH: Final = 4096
+"""Of a condition, as our API has it. What others say of a run may be longer: Kueue's conditions hold 32 KiB."""
 SHORTEST_STALL_SECONDS: Final = 600.0
 
 
@@ -44,12 +46,12 @@ def aspects(
 ) -> list[Aspect]:
     """What holds of a run, in the order in which it comes about."""
     found = [_accepted(refusal)]
-    if observed.spec is not None and observed.spec.scheduling.queue_name is not None:
+    if observed.queue_name is not None:
         found.append(Aspect(ConditionType.ADMITTED, gate.is_open, gate.reason, gate.message))
     if course.started_at is not None:
         if course.phase in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING):
             found += [_trainer_ready(observed, course), _inference_ready(observed), _rollouts_ready(observed)]
-            found += [_progressing(course, report), _degraded(report)]
+            found += [_progressing(observed, course, report), _degraded(observed, course, report)]
         else:
             found += [
                 Aspect(kind, False, course.reason)
@@ -87,7 +89,7 @@ def conditions(
                 "observedGeneration": generation,
                 "lastTransitionTime": since,
                 "reason": aspect.reason,
-                "message": aspect.message,
+                "message": aspect.message[:MESSAGE_LENGTH],
             }
         )
     return result
@@ -164,18 +166,27 @@ def _not_ready(observed: Observed, kind: ConditionType, message: str, *component
     return Aspect(kind, False, names.REASON_STARTING, refused[0] if refused else message)
 
 
-def _progressing(course: Course, report: RunReport | None) -> Aspect:
+def _progressing(observed: Observed, course: Course, report: RunReport | None) -> Aspect:
     if course.phase is not Phase.RUNNING:
         return Aspect(ConditionType.PROGRESSING, None, course.reason)
+    stands = _standing(observed, ConditionType.PROGRESSING)
+    if report is None and stands is not None:
+        return stands
     if report is not None and report.since_step_seconds is not None:
         longest = max(STALL_FACTOR * (report.step_seconds or 0.0), SHORTEST_STALL_SECONDS)
         if report.since_step_seconds > longest:
             message = f"step {report.step} has taken more than {longest:.0f} s"
             return Aspect(ConditionType.PROGRESSING, False, names.REASON_STALLED, message)
+        was_stalled = stands is not None and stands.reason == names.REASON_STALLED
+        if stands is not None and was_stalled and observed.status.get("step") == report.steps_done:
+            return stands  # this operator may not have been there when the step began
     return Aspect(ConditionType.PROGRESSING, True, names.REASON_RUNNING)
 
 
-def _degraded(report: RunReport | None) -> Aspect:
+def _degraded(observed: Observed, course: Course, report: RunReport | None) -> Aspect:
+    stands = _standing(observed, ConditionType.DEGRADED)
+    if course.phase is Phase.RUNNING and report is None and stands is not None:
+        return stands
     if report is not None and report.reason == names.REASON_STORAGE_UNAVAILABLE:
         return Aspect(ConditionType.DEGRADED, True, names.REASON_STORAGE_UNAVAILABLE, (report.message or "")[:1024])
     if report is not None and report.degraded:
@@ -185,6 +196,15 @@ def _degraded(report: RunReport | None) -> Aspect:
         message = f"the last {report.skipped_in_row} steps had no group to learn from"
         return Aspect(ConditionType.DEGRADED, True, names.REASON_STEPS_SKIPPED, message)
     return Aspect(ConditionType.DEGRADED, False, names.REASON_RUNNING)
+
+
+def _standing(observed: Observed, kind: ConditionType) -> Aspect | None:
+    """The condition as the status has it: an operator that has just started has asked no trainer yet."""
+    for entry in observed.status.get("conditions") or ():
+        if entry["type"] == kind:
+            holds = None if entry["status"] == "Unknown" else entry["status"] == "True"
+            return Aspect(kind, holds, entry["reason"], entry.get("message", ""))
+    return None
 
 
 def replicas_of(observed: Observed, kind: str, component: str) -> Replicas:

@@ -177,3 +177,46 @@ def test_a_refusal_does_not_stop_what_runs() -> None:
 
 def test_every_condition_says_which_generation_it_is_about() -> None:
     assert {entry["observedGeneration"] for entry in status(observed(FULL))["conditions"]} == {4}
+
+
+def after_the_change(before: dict[str, Any], said: RunReport) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The status that an operator writes which takes over, before its first question and after, and its events."""
+    silent = observed(None, **before)
+    unasked = status(silent)
+    asked = observed(said, **unasked)
+    after = status(asked)
+    told = (*events_of(silent, unasked), *events_of(asked, after))
+    return after, tuple(event.reason for event in told)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "reason"),
+    [
+        (report(degraded=True), "Degraded", "ProbabilitiesDiverge"),
+        (report(skipped_in_row=2), "Degraded", "StepsSkipped"),
+        (report(reason="StorageUnavailable", message="it is away"), "Degraded", "StorageUnavailable"),
+        (report(step=2, since_step_seconds=1000.0, step_seconds=10.0), "Progressing", "Stalled"),
+    ],
+)
+def test_another_operator_changes_no_condition_before_it_knows_better(said: RunReport, kind: str, reason: str) -> None:
+    before = status(observed(said))
+    assert condition(before, kind)["reason"] == reason
+    # it has just begun to measure
+    heard = said.model_copy(update={"since_step_seconds": 0.0, "step_seconds": None})
+    after, events = after_the_change(before, heard)
+    assert (after, events) == (before, ())
+
+
+@pytest.mark.parametrize("further", [{"step": 3}, {"step": 2, "made_step": 2}])
+def test_a_run_that_was_stalled_progresses_with_its_next_step(further: dict[str, Any]) -> None:
+    before = status(observed(report(step=2, since_step_seconds=1000.0, step_seconds=10.0)))
+    after = status(observed(report(**further, since_step_seconds=0.0), **before))
+    assert condition(after, "Progressing")["status"] == "True"
+
+
+def test_a_trainer_that_is_started_again_is_not_stalled() -> None:
+    before = status(observed(report(step=2, since_step_seconds=1000.0, step_seconds=10.0)))
+    starting = status(observed(report("Starting", 0), **before))
+    assert (starting["phase"], condition(starting, "Progressing")["status"]) == ("Restarting", "Unknown")
+    after = status(observed(report(step=2, since_step_seconds=0.0), **starting))
+    assert condition(after, "Progressing")["status"] == "True"
