@@ -45,7 +45,7 @@ func launch(path string) int {
 	standFirm()
 	signal.Notify(l.children, syscall.SIGCHLD)
 	signal.Notify(l.terminate, syscall.SIGTERM)
-	for _, err := range []error{seal(), adopt(), inheritNothing()} {
+	for _, err := range []error{seal(), adopt(), inheritNothing(), obeyOutsidersOnly(syscall.SIGTERM)} {
 		if err != nil {
 			return complain(err)
 		}

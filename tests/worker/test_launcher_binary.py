@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import shutil
 import signal
 import struct
@@ -29,6 +30,7 @@ from tests.worker.pod import (
     shared_folder,
 )
 
+RT_SIGQUEUEINFO = {"x86_64": 129, "aarch64": 138}.get(platform.machine())
 PROGRAM_HEADER, LOAD = "<IIQQQQQQ", 1
 INTERPRETER, DYNAMIC = 3, 2
 
@@ -195,12 +197,12 @@ async def test_as_the_first_process_it_collects_what_ends(pods: list[PodHere], f
 async def test_no_signal_of_an_agent_ends_the_first_process(
     pods: list[PodHere], folder: Path, queue: FakeQueue
 ) -> None:
-    """All but SIGTERM, which is a request to end as soon as all agents have ended, whoever it is from. Neither do those
-    that arrive while it forks."""
+    """Nor makes any it drain; neither do those that arrive while it forks, nor one that says it is from nobody."""
     code = (
-        "import os, time\n"
-        "for number in [*range(1, 65)] * 20:\n"
-        "    if number != 15: os.kill(1, number)\n"
+        "import ctypes, os, struct, time\n"
+        "for number in [*range(1, 65)] * 20: os.kill(1, number)\n"
+        "from_nobody = struct.pack('3i4xii104x', 15, 0, -1, 0, 0)\n"
+        f"assert ctypes.CDLL(None).syscall({RT_SIGQUEUEINFO}, 1, 15, from_nobody) == 0\n"
         "time.sleep(0.3); print(open('/proc/1/comm').read())"
     )
     pod = await begun(pods, whole_image(folder), folder, queue, Setup(command=python(code)))
@@ -208,6 +210,9 @@ async def test_no_signal_of_an_agent_ends_the_first_process(
         ended = await asyncio.gather(*(queue.run(make_lease()) for _ in range(4)))
         assert [one.output for one in ended] == ["launcher\n\n"] * 4
     assert pod.container.codes == []
+    assert isinstance(pod.container, FirstProcess)
+    pod.container.first.send_signal(signal.SIGTERM)
+    assert await pod.container.ended() == 143
 
 
 @apart
