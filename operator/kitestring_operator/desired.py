@@ -158,7 +158,7 @@ def _made(settings: Settings, observed: Observed, way: Course) -> _Made:
 
 
 def _workloads(context: RunContext, observed: Observed, objects: list[Manifest]) -> tuple[Manifest, ...]:
-    if queueing.queue_of(observed) is None or not queueing.may_change(observed.workload):
+    if observed.queue_name is None or not queueing.may_change(observed.workload):
         return ()
     if context.pool.isolation == "Job":
         sample = rollouts.sample_job(context)

@@ -119,8 +119,7 @@ def course(observed: Observed, refusal: Refusal | None, gate: Gate) -> Course:
         return replace(
             seen, phase=Phase.PENDING, reason=refusal.reason, message=refusal.message, look_again_seconds=again
         )
-    is_wanted = observed.spec is None or not observed.spec.suspend
-    if not (is_wanted and gate.is_open):
+    if observed.is_suspended or not gate.is_open:
         return _hindered(observed, _stopping(observed, seen, gate))
     if refusal is not None:
         return _holding_on(seen, prior, refusal)
@@ -173,7 +172,7 @@ def seconds_left(observed: Observed, phase: Phase | None) -> float | None:
 
 def _stopping(observed: Observed, seen: Course, gate: Gate) -> Course:
     """Not to hold pods: by the user's wish, or because the queue does not admit it."""
-    asked = observed.spec is not None and observed.spec.suspend
+    asked = observed.is_suspended
     reason = names.REASON_SUSPEND_REQUESTED if asked else gate.reason
     message = "spec.suspend is true" if asked else gate.message
     held = live_pods(observed)

@@ -169,6 +169,18 @@ class Observed:
     def is_deleted(self) -> bool:
         return "deletionTimestamp" in self.run["metadata"]
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its user wants it to hold no pod: by what stands there, also where the models refuse the rest."""
+        return (self.run.get("spec") or {}).get("suspend") is True
+
+    @property
+    def queue_name(self) -> str | None:
+        """The queue that the run names; likewise."""
+        scheduling = (self.run.get("spec") or {}).get("scheduling")
+        name = scheduling.get("queueName") if isinstance(scheduling, Mapping) else None
+        return name if isinstance(name, str) else None
+
     def of_kind(self, kind: str) -> tuple[Manifest, ...]:
         """The run's objects of one kind, in the order in which they were listed."""
         return self._sorted.get(kind, ())

@@ -41,17 +41,12 @@ _BY_PREEMPTION: Final = ("Preempted", "NodeFailures")
 """Reasons of an eviction after which Kueue queues a workload again at once."""
 
 
-def queue_of(observed: Observed) -> str | None:
-    """The queue that the run names."""
-    return None if observed.spec is None else observed.spec.scheduling.queue_name
-
-
 def gate(observed: Observed) -> Gate:
     """Whether the queue lets the run hold pods. A run that names no queue always may."""
-    queue, workload = queue_of(observed), observed.workload
+    queue, workload = observed.queue_name, observed.workload
     if queue is None:
         return Gate()
-    if observed.spec is not None and observed.spec.suspend and condition(workload or {}, "Admitted") != "True":
+    if observed.is_suspended and condition(workload or {}, "Admitted") != "True":
         message = f"spec.suspend is true: the run is not in queue {queue} until its user resumes it"
         return Gate(False, names.REASON_SUSPEND_REQUESTED, message)
     if workload is None:
@@ -238,10 +233,11 @@ def _assignments(workload: Manifest | None) -> Sequence[Mapping[str, Any]]:
 
 
 def is_over(observed: Observed, course: Course) -> bool:
-    """Whether the Workload goes: the run names no queue any more, or was suspended by its user."""
+    """Whether the Workload goes: the run names no queue any more, or was suspended by its user. Not because the models
+    refuse the run's spec: its pods go on, and so does their quota."""
     if observed.workload is None or course.phase.is_final:
         return False
-    return queue_of(observed) is None or course.phase is Phase.SUSPENDED
+    return course.phase is Phase.SUSPENDED or (observed.spec is not None and observed.queue_name is None)
 
 
 def word_to_kueue(observed: Observed, course: Course) -> dict[str, Any] | None:

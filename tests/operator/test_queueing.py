@@ -397,6 +397,29 @@ async def test_priority(exists: bool) -> None:
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (1000, "high")
 
 
+async def test_a_spec_that_cannot_be_read_gives_no_quota_back() -> None:
+    """As with an operator of an older version: the pods go on, and others would be admitted beside them."""
+    world = await admitted()
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"steps": "many"}})
+    await world.settle()
+    assert world.status()["reason"] == "InvalidSpec"
+    assert condition(the_workload(world), "Admitted") == "True"
+    assert "calculator-trainer-1" in world.there("Job")
+    world.cluster.change("TrainingRun", "calculator", {"spec": {"suspend": True}})
+    await world.settle()
+    assert world.status()["phase"] == "Suspended"
+    assert world.there("Job") == world.there("Workload") == set()
+
+
+async def test_kueues_words_are_cut_to_what_a_condition_holds() -> None:
+    world = await queued()
+    tell(world, entry("QuotaReserved", "False", "Pending", "no flavor fits; " * 2000))
+    await world.settle()
+    for said in (world.status(), *world.status()["conditions"]):
+        assert len(said["message"]) <= 4096
+    assert "no flavor fits" in next(c for c in world.status()["conditions"] if c["type"] == "Admitted")["message"]
+
+
 async def test_a_priority_class_is_looked_up_without_a_queue_too() -> None:
     """Each pod that names one that is not there is refused, and nothing comes."""
     world = World()

@@ -63,7 +63,7 @@ class Cluster(Protocol):
         ...
 
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
-        """The last lines of a container's log, of these no more than the first so many bytes; empty when there is none."""
+        """The last lines of a container's log, of these the first so many bytes at most; empty when there is none."""
         ...
 
     async def latest_event(self, namespace: str, uid: str, reason: str) -> str:
