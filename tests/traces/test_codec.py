@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,36 @@ def test_the_contents_of_an_attempt_are_bounded() -> None:
     encoder = CallEncoder(identity(), max_contents_bytes=20_000)
     sizes = [len(encoder.encode(call(seq, messages=({"content": f"{seq}" * 6000},))).data) for seq in range(1, 9)]
     assert [size > 6000 for size in sizes] == [True] * 3 + [False] * 5
+
+
+def test_an_encoder_keeps_little_of_what_an_agent_sent() -> None:
+    encoder = CallEncoder(identity())
+    tracemalloc.start()
+    try:
+        for seq in range(1, 7):
+            many = {"role": "user", "content": f"{seq}", "keys": {f"{seq}-{at}": at for at in range(50_000)}}
+            record = call(seq, messages=(many,), tools=(many,), prompt_token_ids=int32(seq), memory_bytes=8 << 20)
+            encoder.encode(record)
+            few = [{"role": "user", "content": f"{seq} {at}"} for at in range(20_000)]
+            encoder.encode(call(seq + 6, messages=tuple(few), prompt_token_ids=int32(99 + seq), memory_bytes=5 << 20))
+        del many, few, record
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("size", "count"), [(300_000, 4), (20, 5000)])
+def test_long_conversations_are_told_by_hashes_and_come_back_whole(size: int, count: int) -> None:
+    said: list[Any] = [{"role": "user", "content": f"{at}" * size} for at in range(count)]
+    calls = []
+    for seq in range(1, 4):
+        said = [*said, {"role": "user", "content": f"and {seq}"}]
+        calls.append(call(seq, messages=tuple(said), tools=({"name": "t"},), memory_bytes=8 << 20))
+    calls.append(call(4, messages=(said[0], {**said[1], "content": "other"}, *said[2:]), memory_bytes=8 << 20))
+    spans = encoded(calls, identity())
+    assert decoded(spans) == [plain(dataclasses.replace(record, memory_bytes=0)) for record in calls]
+    ratios = [len(span.data) / len(spans[0].data) for span in spans[1:4]]
+    assert max(ratios[:2]) < 0.2 and ratios[2] > 0.4
 
 
 def test_a_span_without_its_contents_proves_the_same() -> None:

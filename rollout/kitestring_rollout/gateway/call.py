@@ -40,6 +40,8 @@ class Call:
     """The agent has all of it."""
     waits_for_server: bool = False
     """No server of its model could be reached so far."""
+    memory: int = 0
+    """Bytes that its request takes as Python objects, roughly; 0 of a small one."""
     sent: list[bytes] = field(default_factory=list)
     """Events that the agent got of a stream."""
 
@@ -103,4 +105,5 @@ class Call:
             response_id=captured.response_id,
             messages=prepared.messages,
             tools=prepared.tools,
+            memory_bytes=self.memory,
         )

@@ -69,8 +69,10 @@ class Calls:
         if encoding is not None:
             raw = decompress(raw, encoding, self._rules.max_body_bytes)
             held.take(len(raw))
+        memory = 0
         if len(raw) > SMALL_BYTES:
-            held.take(unfolding(raw))
+            memory = unfolding(raw)
+            held.take(memory)
         session.attempt.check_open()
         key = body_key(api, raw)
         idempotency = request.headers.get(names.HEADER_IDEMPOTENCY)
@@ -80,6 +82,7 @@ class Calls:
             if replayed is not None:
                 return replayed
         call = self._admit(request, session, api, raw, key=key, idempotency=idempotency)
+        call.memory = memory
         return await self._run(request, call)
 
     def _admit(

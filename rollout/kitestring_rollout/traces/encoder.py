@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +35,11 @@ MAX_CONVERSATIONS = 4
 MAX_CONTENTS_BYTES: Final = 128 << 20
 """Contents that are written of one attempt: more than 256 calls of 300 KB that have nothing in common, and no more than
 the store and the reader of traces can take from agents that send whatever their calls allow."""
+MAX_KEPT_BYTES: Final = 4 << 20
+"""Memory that messages of an attempt's earlier calls may take: of what would be more, hashes are kept. To compare
+messages costs a tenth of what it costs to hash them."""
+MAX_HASHED_MESSAGES: Final = 4096
+"""Of a call; those beyond are written again by the next."""
 _OMITTED: Final = flag(names.CONTENTS_OMITTED, True)
 
 
@@ -55,14 +61,37 @@ class EncodedSpan:
 
 
 @dataclass(slots=True, eq=False)
+class _Said:
+    """Messages and tools of a call, or hashes of them, to find out what another call repeats."""
+
+    messages: Sequence[Json | bytes] = ()
+    tools: Sequence[Json] | bytes | None = None
+    memory: int = 0
+    """Bytes that they take, roughly."""
+    is_hashes: bool = False
+    _hashes: _Said | None = None
+
+    def hashes(self) -> _Said:
+        """Of messages and tools."""
+        if self._hashes is None:
+            messages = [_sha256(message) for message in self.messages[:MAX_HASHED_MESSAGES]]
+            tools = None if self.tools is None else _sha256(self.tools)
+            self._hashes = _Said(messages, tools, is_hashes=True)
+        return self._hashes
+
+    def like(self, other: _Said) -> _Said:
+        """In the form of `other`."""
+        return self.hashes() if other.is_hashes else self
+
+
+@dataclass(slots=True, eq=False)
 class _Conversation:
     """What the next call of a conversation probably begins with."""
 
     seq: int
     ids: bytes
     """Prompt and first choice of call `seq`, packed int32."""
-    messages: tuple[Json, ...]
-    tools: tuple[Json, ...] | None
+    said: _Said
 
 
 class CallEncoder:
@@ -96,7 +125,8 @@ class CallEncoder:
             raise ValueError(f"call {record.seq} belongs to attempt {record.attempt}, not {self._identity.attempt}")
         prompt = _packed(record.prompt_token_ids, _INT32)
         head, arrays = _call_head(record, prompt)
-        base, base_shared, shared = self._base(prompt, record)
+        said = _Said(record.messages, record.tools, record.memory_bytes) if self._contents else _Said()
+        base, base_shared, shared = self._base(prompt, said)
         head["identity"] = self._head
         head["prompt"] = {
             "base": base.seq if base is not None else 0,
@@ -107,11 +137,12 @@ class CallEncoder:
         contents = b""
         omitted = False
         if self._contents:
-            head["contents"], contents = _call_contents(record, base, shared)
+            new_tools = None if base is not None and base.said.tools == said.like(base.said).tools else record.tools
+            head["contents"], contents = _call_contents(record, shared, new_tools)
             omitted = len(contents) > min(contents_room, self._contents_left)
             if omitted:
                 del head["contents"]
-                contents = b""
+                contents, said = b"", _Said()  # nothing that a later call could refer to
             self._contents_left -= len(contents)
         payload = codec.pack(head, [prompt[4 * base_shared :], *arrays])
         hashed = codec.payload_sha256("c", self._trace_id, record.epoch, record.seq, payload)
@@ -136,24 +167,24 @@ class CallEncoder:
         if record.outcome != "ok":
             parts.append(text(names.ERROR_TYPE, str(record.status) if record.status else record.outcome))
             parts.append(_failed(record.error or record.outcome))
-        if base is not None and (4 * base_shared == len(base.ids) or shared == len(base.messages) > 0):
+        if base is not None and (4 * base_shared == len(base.ids) or shared == len(base.said.messages) > 0):
             self._conversations.remove(base)  # this call goes on where that one ended
         elif len(self._conversations) == MAX_CONVERSATIONS:
             del self._conversations[0]
         reply = _packed(record.choices[0].token_ids, _INT32) if record.choices else b""
-        # What is not written is nothing that a later call can refer to.
-        said, tools = ((), None) if omitted else (record.messages, record.tools)
-        self._conversations.append(_Conversation(record.seq, prompt + reply, said, tools))
+        if said.memory + sum([conversation.said.memory for conversation in self._conversations]) > MAX_KEPT_BYTES:
+            said = said.hashes()
+        self._conversations.append(_Conversation(record.seq, prompt + reply, said))
         return EncodedSpan(b"".join(parts), hashed, (start, start + len(contents)))
 
-    def _base(self, prompt: bytes, record: CallRecord) -> tuple[_Conversation | None, int, int]:
+    def _base(self, prompt: bytes, said: _Said) -> tuple[_Conversation | None, int, int]:
         """The conversation that shares most with this call, and how many ids and messages; the newest of equals, None
         when none shares anything."""
         best, most = None, (0, 0)
         for conversation in reversed(self._conversations):
             shared = (
                 codec.shared_ids(conversation.ids, prompt),
-                _shared_messages(conversation.messages, record.messages),
+                _shared_messages(conversation.said.messages, said.like(conversation.said).messages),
             )
             if shared > most:
                 best, most = conversation, shared
@@ -298,10 +329,10 @@ def _tool_calls(choice: ChoiceRecord) -> int:
     return len(calls) if isinstance(calls, list) else choice.tool_calls
 
 
-def _call_contents(record: CallRecord, base: _Conversation | None, shared: int) -> tuple[Json, bytes]:
-    """What the head says of a call's contents, and their attributes in the order in which they are hashed."""
+def _call_contents(record: CallRecord, shared: int, tools: tuple[Json, ...] | None) -> tuple[Json, bytes]:
+    """What the head says of a call's contents, and their attributes in the order in which they are hashed. An earlier
+    call has `shared` of the messages, and the tools where `tools` is None."""
     messages = record.messages[shared:] if shared else record.messages
-    tools = record.tools if base is None or base.tools != record.tools else None
     contents = []
     if messages:
         contents.append((names.INPUT_MESSAGES, _json([to_semconv(message) for message in messages])))
@@ -329,7 +360,11 @@ def _output_message(choice: ChoiceRecord) -> Json:
     return {**message, "finish_reason": choice.finish_reason}
 
 
-def _shared_messages(known: tuple[Json, ...], messages: tuple[Json, ...]) -> int:
+def _sha256(value: Any) -> bytes:
+    return hashlib.sha256(orjson.dumps(value)).digest()
+
+
+def _shared_messages(known: Sequence[Json | bytes], messages: Sequence[Json | bytes]) -> int:
     shared = 0
     for one, other in zip(known, messages, strict=False):
         if one != other:

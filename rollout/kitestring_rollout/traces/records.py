@@ -151,6 +151,8 @@ class CallRecord(OfAttempt):
     Only what is new since an earlier call of the attempt is written; a decoded record is whole again."""
     tools: tuple[Json, ...] | None = None
     """Tool definitions of the request in OpenAI's shape, or None when it had none."""
+    memory_bytes: int = 0
+    """What messages and tools take, roughly; 0 when it is little. Not written."""
     messages_shared: int = 0
     """Set by decoding: so many leading messages were written with an earlier call."""
 
