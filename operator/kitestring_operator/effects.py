@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kitestring_api import names
 from kitestring_operator import identity
-from kitestring_operator.changes import Apply, Occupied, Resize, changes
+from kitestring_operator.changes import Apply, Change, Occupied, Resize, changes
 from kitestring_operator.cluster.cache import ObjectCache
 from kitestring_operator.cluster.errors import (
     AlreadyExistsError,
@@ -73,6 +73,7 @@ class Effects:
         What the API server refuses for good is remembered, so that the next decision tells the user.
         """
         waits = [decision.requeue_seconds]
+        stood = memory.hindrance
         failed: ClusterError | None = None
         for step in (self._make, self._tell_and_delete, self._write_status, self._tell_queue):
             # what a user reads does not wait for what cannot be done just now
@@ -88,6 +89,9 @@ class Effects:
                 failed = failed or error
                 if step == self._make and not isinstance(error, ConflictError):
                     memory.hindrance = f"{error}; it is tried again"
+        if failed is None and memory.hindrance is not None and memory.hindrance == stood:
+            # a namesake's remains are gone by the second look; the status of a run that works does not say it
+            await self._events.say(observed.run, Event("Warning", names.REASON_ERROR, memory.hindrance[:1024]))
         if isinstance(failed, ForbiddenError):
             memory.hindrance = f"{failed}; give the operator this right, or make room in the namespace's quota"
         if failed is not None and not isinstance(failed, ConflictError):
@@ -113,6 +117,8 @@ class Effects:
                 return OCCUPIED_SECONDS
         waits: list[float] = []
         for change in changes(decision.objects, self._cache.get, observed.uid):
+            if memory.hindrance is not None and _makes_pods(change):
+                continue  # it may be a wall that is not there; they come before the pods that they are for
             match change:
                 case Apply(manifest, is_new):
                     is_rollouts = is_new and manifest["kind"] == "Secret" and _is_of_rollout(manifest)
@@ -316,6 +322,16 @@ def _occupied(ref: ObjectRef) -> str:
 
 def _random(secret: GeneratedSecret, keys: Iterable[str]) -> dict[str, str]:
     return {key: base64.b64encode(secrets.token_urlsafe(secret.keys[key]).encode()).decode() for key in keys}
+
+
+def _makes_pods(change: Change) -> bool:
+    """Whether pods follow from it, or it is the credential of one."""
+    match change:
+        case Apply(manifest, _):
+            return manifest["kind"] in identity.SIZE or _is_of_rollout(manifest)
+        case Resize():
+            return True
+    return False
 
 
 def _is_of_rollout(manifest: Manifest) -> bool:

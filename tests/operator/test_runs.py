@@ -138,6 +138,44 @@ async def test_an_object_of_someone_else_is_never_touched(world: World) -> None:
     assert world.status()["message"] == "parts are being started"
 
 
+def foreign_wall(name: str) -> dict[str, Any]:
+    """A policy of someone else, which may allow everything."""
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": {}}
+
+
+@pytest.mark.parametrize("name", ["calculator-rollout", "calculator-deny"])
+async def test_no_pod_is_made_without_its_walls(world: World, name: str) -> None:
+    wall = KINDS["NetworkPolicy"].ref(NAMESPACE, name)
+    world.cluster.put(foreign_wall(name))
+    await started(world)
+    said = f"NetworkPolicy {name} is there already and is not of this run"
+    assert said in world.status()["message"]
+    assert world.there("Job") == set()
+    assert "calculator-rollout" not in world.there("Deployment")
+    assert "calculator-keys" in world.there("Secret"), "the rest is there"
+    assert [said in message for _, message in warnings(world)] == [True]
+    world.cluster.remove(wall)
+    await world.settle()
+    assert world.there("Job") == {"calculator-trainer-1"}
+    assert world.status()["message"] == "parts are being started"
+
+
+async def test_a_run_that_works_gets_no_further_pods_without_their_walls(world: World) -> None:
+    await running(world)
+    world.cluster.remove(KINDS["NetworkPolicy"].ref(NAMESPACE, "calculator-rollout"))
+    world.cluster.put(foreign_wall("calculator-rollout"))
+    world.cluster.change("RolloutPool", "calc", {"spec": {"replicas": 5}})
+    await world.controller.resync()
+    await world.settle()
+    assert len([pod for pod in world.there("Pod") if "rollout" in pod]) == 2
+    assert ["calculator-rollout is there already" in message for _, message in warnings(world)] == [True]
+    world.cluster.remove(KINDS["NetworkPolicy"].ref(NAMESPACE, "calculator-rollout"))
+    await world.controller.resync()
+    await world.settle()
+    assert len([pod for pod in world.there("Pod") if "rollout" in pod]) == 5
+
+
 async def test_a_run_takes_the_place_of_a_deleted_one_of_its_name(world: World) -> None:
     """What the first one owned has gone with it, and of most of that no watch has told."""
     await running(world)
