@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import math
+import os
 import socket
 from typing import Any
 
@@ -92,6 +95,38 @@ async def test_one_that_does_not_answer_later_is_proven_again(names: Names) -> N
         names.address = HERE
         assert await gateways.prove(by_name(gateway)) is None
         assert gateway.connections == 2
+
+
+class NoPorts:
+    """As when an agent has opened and closed more connections than there are ports: they stay taken for a minute."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, connections: float) -> None:
+        self.left = connections
+        self._loop = asyncio.get_running_loop()
+        self._connect = self._loop.sock_connect
+        monkeypatch.setattr(self._loop, "sock_connect", self.connect)
+
+    async def connect(self, sock: socket.socket, address: Any) -> None:
+        if self.left > 0:
+            self.left -= 1
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        await self._connect(sock, address)
+
+
+async def test_ports_that_an_agent_used_up_excuse_nobody(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateways = ProvenGateways()
+    async with LateGateway(cuts=0).open() as gateway:
+        assert await gateways.prove(by_name(gateway)) is None
+        ports = NoPorts(monkeypatch, math.inf)
+        assert await gateways.cut_off(by_name(gateway)) is None
+        monkeypatch.setattr(gateway_check, "WAIT_SECONDS", 0.0)
+        ports.left = 3
+        assert await gateways.prove(by_name(gateway)) is None, "the next agent waits for them"
+        assert (gateway.connections, ports.left) == (2, 0)
+        monkeypatch.setattr(gateway_check, "PORTS_SECONDS", 0.0)
+        ports.left = math.inf
+        assert await gateways.cut_off(by_name(gateway)) is None
+        assert "Cannot assign requested address" in str(await gateways.prove(by_name(gateway)))
 
 
 async def test_most_rollouts_ask_for_nothing(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:

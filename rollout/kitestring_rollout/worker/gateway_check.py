@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import socket
 import time
@@ -23,7 +24,20 @@ LOOK_SECONDS = 2.0
 """A gateway is looked up at most so often: rollouts begin far more often than gateways are replaced."""
 
 
-async def cut_off(base_url: str) -> str | None:
+PORTS_SECONDS = 75.0
+"""How long for a port of our own: those that an agent has used up are free again after 60 s (TIME_WAIT)."""
+SHORTAGES = frozenset({errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What a connection fails of on this side. Agents beside the worker can bring it about: it says nothing of the gateway,
+and excuses nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreached:
+    why: str
+    is_shortage: bool
+
+
+async def _unreached(base_url: str) -> _Unreached | None:
     """Why no gateway answers at an attempt's base URL; None when one does, whatever it says.
 
     The name is looked up and the connection made anew, as an agent's would be.
@@ -38,7 +52,8 @@ async def cut_off(base_url: str) -> str | None:
         ):
             return None
     except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is one
-        return f"{url} cannot be reached from the agent's side: {type(error).__name__} {error}".strip()
+        why = f"{url} cannot be reached from the agent's side: {type(error).__name__} {error}".strip()
+        return _Unreached(why, isinstance(error, OSError) and error.errno in SHORTAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ class ProvenGateways:
         self._proven: dict[URL, _Proof] = {}
 
     async def prove(self, base_url: str) -> str | None:
-        """Waits until the gateway of a base URL has answered; why it did not in WAIT_SECONDS.
+        """Waits until the gateway of a base URL has answered; why it did not in WAIT_SECONDS (PORTS_SECONDS).
 
         One that has is looked up again after LOOK_SECONDS: under another address it is another pod, of which the
         network has still to learn.
@@ -65,28 +80,30 @@ class ProvenGateways:
         proof = self._proven.get(origin)
         if proof is not None and time.monotonic() - proof.looked_at < LOOK_SECONDS:
             return None
-        give_up, pause = time.monotonic() + WAIT_SECONDS, FIRST_PAUSE
+        begun, pause = time.monotonic(), FIRST_PAUSE
         addresses = await _addresses(origin)
         is_open = proof is not None and proof.addresses == addresses
         while not is_open:
-            why = await cut_off(base_url)
-            if why is not None and time.monotonic() + pause > give_up:
-                self._proven.pop(origin, None)
-                return why
-            if why is not None:
+            unreached = await _unreached(base_url)
+            if unreached is not None:
+                wait = PORTS_SECONDS if unreached.is_shortage else WAIT_SECONDS
+                if time.monotonic() + pause > begun + wait:
+                    self._proven.pop(origin, None)
+                    return unreached.why
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (spreads the workers)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 addresses = await _addresses(origin)
-            is_open = why is None
+            is_open = unreached is None
         self._proven[origin] = _Proof(addresses, time.monotonic())
         return None
 
     async def cut_off(self, base_url: str) -> str | None:
-        """`cut_off`, after which the gateway is to be proven again if it is."""
-        why = await cut_off(base_url)
-        if why is not None:
-            self._proven.pop(URL(base_url).origin(), None)
-        return why
+        """Why no gateway answers there, if that is not our own shortage. One that does not is to be proven again."""
+        unreached = await _unreached(base_url)
+        if unreached is None:
+            return None
+        self._proven.pop(URL(base_url).origin(), None)
+        return None if unreached.is_shortage else unreached.why
 
 
 async def _addresses(origin: URL) -> frozenset[str]:
