@@ -100,7 +100,8 @@ class TrainerEnd:
     reason: str
     """One of names.REASON_*."""
     message: str
-    ended_at: datetime | None
+    ended_at: datetime | None = None
+    """By the clock of Kubernetes: that of a node may go wrong by hours."""
     pod: str | None = None
     container: str | None = None
     result: TrainerResult | None = None
@@ -248,10 +249,12 @@ def _end(job: Manifest, pods: Sequence[Manifest]) -> TrainerEnd | None:
         done = "all steps are done" if result is None or result.message is None else result.message
         completed = parse_time((job.get("status") or {}).get("completionTime"))
         return TrainerEnd(EndKind.SUCCEEDED, names.REASON_COMPLETED, done, completed, result=result)
-    failed = next((kind for kind in _BADLY if condition(job, kind) == "True"), None)
-    if failed is None:
+    failed = [condition_entry(job, kind) or {} for kind in _BADLY if condition(job, kind) == "True"]
+    if not failed:
         return None
-    return _failure(pods, parse_time((condition_entry(job, failed) or {}).get("lastTransitionTime")))
+    # that it is certain comes first, that all of its pods have ended may come minutes later
+    times = [time for time in (parse_time(entry.get("lastTransitionTime")) for entry in failed) if time is not None]
+    return replace(_failure(pods), ended_at=min(times, default=None))
 
 
 def _given_up(pods: Sequence[Manifest], now: datetime) -> TrainerEnd | None:
@@ -278,7 +281,7 @@ def _gone_at(pod: Manifest) -> datetime | None:
     return None if deleted is None else deleted + GIVE_UP_AFTER
 
 
-def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd:
+def _failure(pods: Sequence[Manifest]) -> TrainerEnd:
     """Which of the pods' ends decides: a verdict of the trainer itself, then the cluster's doing, then the first."""
     found = [(pod, end) for pod in sorted(pods, key=_index) for end in ends(pod)]
     own = [(pod, end) for pod, end in found if end.container in _OWN]
@@ -294,7 +297,7 @@ def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd
             why = str((condition_entry(pod, "DisruptionTarget") or {}).get("message", ""))
             message = _readable(f"pod {pod['metadata']['name']} was taken away: {why}")
             name = str(pod["metadata"]["name"])
-            return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, failed_at, pod=name)
+            return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, message, pod=name)
     if found:
         pod, end = min(own or found, key=_first_by_itself)
         if end.container in _OWN and end.exit_code == names.EXIT_STOPPED:
@@ -306,9 +309,9 @@ def _failure(pods: Sequence[Manifest], failed_at: datetime | None) -> TrainerEnd
         if status.get("phase") == "Failed":
             name = str(pod["metadata"]["name"])
             message = _readable(f"pod {name} was refused: {status.get('reason')}: {status.get('message')}")
-            return TrainerEnd(EndKind.LOST, names.REASON_TRAINER_LOST, message, failed_at, pod=name)
+            return TrainerEnd(EndKind.LOST, names.REASON_TRAINER_LOST, message, pod=name)
     # Nothing is left of it, so someone or something removed its pod: a trainer that ends by itself leaves one.
-    return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, "its pod was removed", failed_at)
+    return TrainerEnd(EndKind.DISRUPTED, names.REASON_TRAINER_LOST, "its pod was removed")
 
 
 def _lost(pod: Manifest, end: ContainerEnd) -> TrainerEnd:
@@ -327,7 +330,7 @@ def _first_by_itself(item: tuple[Manifest, ContainerEnd]) -> tuple[datetime, boo
 
 
 def _of_container(kind: EndKind, reason: str, message: str, pod: Manifest, end: ContainerEnd) -> TrainerEnd:
-    return TrainerEnd(kind, reason, message, end.finished_at, str(pod["metadata"]["name"]), end.container)
+    return TrainerEnd(kind, reason, message, pod=str(pod["metadata"]["name"]), container=end.container)
 
 
 def _described(pod: Manifest, end: ContainerEnd) -> str:

@@ -172,3 +172,15 @@ async def test_what_changed_while_a_trainer_started_is_told_it_once_it_works(mon
     await world.settle()
     assert [live["steps"] for live in world.trainers.told_live] == [9]
     assert [event for event in world.cluster.of_kind("Event") if event["type"] == "Warning"] == []
+
+
+async def test_the_clock_of_a_node_delays_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kitestring_operator.lifecycle.FIRST_RESTART_SECONDS", 0.0)
+    world = await running()
+    world.cluster.end_job("calculator-trainer-1", code=1)
+    ahead = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    state = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": ahead}}
+    status = {"containerStatuses": [{"name": "trainer", "state": state}]}
+    world.cluster.change("Pod", "calculator-trainer-1-0", {"status": status})
+    await world.settle()
+    assert "calculator-trainer-2" in world.there("Job")

@@ -31,7 +31,7 @@ def pod(
     second: int | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    at = f"2026-01-01T00:00:0{index + 1 if second is None else second}Z"
+    at = f"2026-01-01T00:00:{index + 1 if second is None else second:02}Z"
     ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": at}
     where = "initContainerStatuses" if container == "fetch" else "containerStatuses"
     states = [] if code is None else [{"name": container, "state": {"terminated": ended}}]
@@ -173,6 +173,19 @@ def test_any_object_is_read_or_passed_over(data: dict[str, Any]) -> None:
 def test_a_reason_that_is_none_of_ours_is_an_error() -> None:
     found = parse_result('{"reason": "RewardMeMore"}')
     assert found is not None and found.reason == names.REASON_ERROR
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [[pod(1, second=59)], [pod(137, **DISRUPTED)], [], [REFUSED]],
+    ids=["ended", "taken away", "gone", "refused"],
+)
+def test_it_ended_when_kubernetes_says_so_whatever_the_clock_of_its_node(pods: list[dict[str, Any]]) -> None:
+    ended = job("FailureTarget", "Failed")
+    certain, _ = ended["status"]["conditions"]
+    certain["lastTransitionTime"] = "2026-01-01T00:00:07Z"
+    found = TrainerJob(ended, tuple(pods), 1, Losses(), NOW).end
+    assert found is not None and found.ended_at == datetime(2026, 1, 1, 0, 0, 7, tzinfo=UTC)
 
 
 def deleted(one: dict[str, Any], seconds: float) -> dict[str, Any]:
