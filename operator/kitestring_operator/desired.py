@@ -29,7 +29,7 @@ from kitestring_operator.observed import (
 from kitestring_operator.parts import configs, credentials, pod
 from kitestring_operator.parts.storage import storage_target
 from kitestring_operator.pods import controller_uid, parse_time
-from kitestring_operator.rollouts.rollout_jobs import has_ended
+from kitestring_operator.rollouts.rollout_jobs import agent_requests, beyond, has_ended
 from kitestring_operator.rollouts.rollout_jobs import refusal as unfit
 from kitestring_operator.run_report import RunReport
 from kitestring_operator.settings import Settings
@@ -225,10 +225,15 @@ def _to_start(
     context: RunContext, observed: Observed, wanted: Iterable[WantedRollout], going: int
 ) -> tuple[list[WantedRollout], list[LostRollout]]:
     """Of those that wait and have no Job: who gets one, beside so many that run, and whose task is refused."""
+    admitted: dict[str, str] | None = None
+    if observed.queue_name is not None and context.pool.per_task.resources_field is not None:
+        admitted = agent_requests(rollouts.sample_job(context))
     start: list[WantedRollout] = []
     refused: list[LostRollout] = []
     for entry in wanted:
         why = observed.unfit.get((entry.rollout, entry.number)) or unfit(context.pool, entry)
+        if why is None and admitted is not None:
+            why = beyond(admitted, entry)
         if why is not None:
             refused.append(LostRollout(entry.rollout, entry.number, names.CLASS_INVALID_TASK, why))
         elif going + len(start) < context.pool.replicas:

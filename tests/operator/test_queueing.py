@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.operator.store import now
-from kitestring_api.names import LABEL_COMPONENT
+from kitestring_api.names import CLASS_INVALID_TASK, LABEL_COMPONENT
 from kitestring_operator.cluster.errors import ForbiddenError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
-from kitestring_operator.observed import Manifest, ObjectRef, Observed, Placement, RunContext
+from kitestring_operator.observed import Manifest, ObjectRef, Observed, Placement, RunContext, WantedRollout
 from kitestring_operator.pods import condition
 from kitestring_operator.queueing import placed, pod_set_names, within_admission, workload_of
 from tests.operator.documents import NAMESPACE, pool, run, storage_secret
@@ -463,3 +463,26 @@ async def test_a_rollout_with_a_job_of_its_own_is_counted_too() -> None:
     await world.settle()
     assert {item["name"]: item["count"] for item in the_workload(world)["spec"]["podSets"]}["rollout"] == 3
     assert KINDS["Workload"].ref(NAMESPACE, "calculator") in world.cluster.objects
+
+
+async def test_a_task_gets_no_more_than_its_queue_has_set_aside() -> None:
+    """What was admitted counts what the template asks for: a row could have any multiple beside the quota."""
+    world = World().with_kueue()
+    world.cluster.put(storage_secret())
+    world.cluster.put(pool(isolation="Job", replicas=3, perTask={"resourcesField": "resources"}))
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+    world.cluster.put(queue | {"metadata": {"name": "gpus", "namespace": NAMESPACE}})
+    world.cluster.put(run(**QUEUED))
+    await world.settle()
+    admit(world)
+    await world.settle()
+    amounts = {"a": {"requests": {"cpu": "100m"}}, "b": {"requests": {"cpu": "64"}}, "c": None}
+    world.trainers.says = report()
+    world.trainers.wants = tuple(
+        WantedRollout(name, 1, "credential", resources=asked) for name, asked in amounts.items()
+    )
+    await world.settle()
+    (lost,) = world.trainers.told_lost
+    assert (lost.rollout, lost.outcome) == ("b", CLASS_INVALID_TASK)
+    assert "found cpu 64, and the queue of the run has set 250m aside for each rollout; raise it" in lost.message
+    assert len([name for name in world.there("Job") if "trainer" not in name]) == 2

@@ -7,11 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
 from pydantic import ValidationError
 
 from kitestring_api import names
 from kitestring_api.images import is_allowed
 from kitestring_api.v1alpha1 import RolloutPoolSpec
+from kitestring_api.v1alpha1.pod_template import AGENT_CONTAINER
 from kitestring_api.v1alpha1.resources import Resources
 from kitestring_operator import identity
 from kitestring_operator.observed import Manifest, RunContext, WantedRollout
@@ -93,6 +95,36 @@ def refusal(pool: RolloutPoolSpec, wanted: WantedRollout) -> str | None:
         where = ".".join(str(step) for step in ("resources", *first["loc"]))
         return f"{where}: found {first['input']!r}: {first['msg']}"
     return None
+
+
+def beyond(admitted: Mapping[str, str], wanted: WantedRollout) -> str | None:
+    """What a task asks for above `admitted`, which a queue has set aside for the agent of each rollout; None: nothing.
+    `wanted` has passed `refusal`."""
+    asked = _resources(wanted)
+    if asked is None:
+        return None
+    for kind, amount in sorted((asked.limits | asked.requests).items()):
+        there = admitted.get(kind)
+        if _is_more(amount, there or "0"):
+            return (
+                f"resources: found {kind} {amount}, and the queue of the run has set {there or 'none'} aside "
+                "for each rollout; raise it in spec.template of the pool, or ask for less"
+            )
+    return None
+
+
+def agent_requests(job: Manifest) -> dict[str, str]:
+    """What the agent of a Job has set aside: of a kind without a request its limit, as Kubernetes has it."""
+    containers = job["spec"]["template"]["spec"]["containers"]
+    said = next(one.get("resources") or {} for one in containers if one["name"] == AGENT_CONTAINER)
+    return {**said.get("limits", {}), **said.get("requests", {})}
+
+
+def _is_more(amount: str, other: str) -> bool:
+    try:
+        return bool(parse_quantity(amount) > parse_quantity(other))  # type: ignore[no-untyped-call]
+    except ValueError:
+        return False  # no quantity: the API server says so
 
 
 def _resources(wanted: WantedRollout) -> Resources | None:

@@ -11,7 +11,15 @@ from kitestring_api import names
 from kitestring_operator.observed import Manifest, RunContext, WantedRollout
 from kitestring_operator.overlay import OverlayRefusedError
 from kitestring_operator.rollouts import rollout_job, sample_job, worker_objects
-from kitestring_operator.rollouts.rollout_jobs import START_SECONDS, attempt_seconds, has_ended, refusal, rollout_of
+from kitestring_operator.rollouts.rollout_jobs import (
+    START_SECONDS,
+    agent_requests,
+    attempt_seconds,
+    beyond,
+    has_ended,
+    refusal,
+    rollout_of,
+)
 from tests.operator.rollouts.rendering import WANTED, container_of, context, decoded, of_case, pod_of, pool_of
 
 PLAIN = WantedRollout("t000001-00000003-002", 1, "c0de")
@@ -62,6 +70,29 @@ def test_image_and_resources_are_the_tasks() -> None:
     assert agent["image"] == "registry.example/tasks/3:1"
     # of a kind that the task names nothing of the template remains: a request above the limit would be refused
     assert agent["resources"] == {"limits": {"memory": "4Gi", "cpu": "0.5"}}
+
+
+@pytest.mark.parametrize(
+    ("resources", "kind"),
+    [
+        ({"requests": {"cpu": "1000m"}}, None),
+        ({"limits": {"memory": "1Gi"}}, None),
+        # of a kind that has a request, the limit takes nothing from a quota
+        ({"requests": {"cpu": 0.5}, "limits": {"cpu": 8}}, None),
+        ({"requests": {"cpu": "1001m"}}, "cpu 1001m"),
+        ({"limits": {"memory": "2Gi"}}, "memory 2Gi"),
+        ({"limits": {"nvidia.com/gpu": 1}}, "nvidia.com/gpu 1, and the queue of the run has set none aside"),
+    ],
+)
+def test_what_a_queue_has_not_set_aside_is_named(resources: dict[str, Any], kind: str | None) -> None:
+    admitted = agent_requests(sample_job(of_case("job")))
+    assert admitted == {"cpu": "1", "memory": "1Gi"}
+    found = beyond(admitted, replace(PLAIN, resources=resources))
+    assert (found is None) if kind is None else (found is not None and kind in found)
+
+
+def test_a_template_whose_amounts_are_none_is_the_api_servers_to_refuse() -> None:
+    assert beyond({"cpu": "some"}, replace(PLAIN, resources={"requests": {"cpu": "4"}})) is None
 
 
 def _beside(case: str) -> Manifest:
