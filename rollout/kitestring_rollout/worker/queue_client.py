@@ -22,6 +22,11 @@ FINISH_SECONDS = 900.0
 """A finish is answered when the attempt is closed and scored, by the user's command too."""
 
 
+OUTPUT_BYTES = 48 << 20
+"""Of an output in JSON, which makes six bytes of a control character. The queue refuses more than 64 MiB unread."""
+MOST_BYTES_OF_CHARACTER = 6
+
+
 class RunEnded(Exception):
     """The run is over, or the one rollout that was asked for: no further lease will come."""
 
@@ -36,6 +41,14 @@ class QueueAway(Exception):
 
 class QueueRefused(Exception):
     """The queue does not take what we say, and never will; the text names cause and remedy."""
+
+
+def reportable(finish: Finish) -> Finish:
+    """With its output cut where a queue would not take it as a whole."""
+    room = OUTPUT_BYTES // MOST_BYTES_OF_CHARACTER
+    if len(finish.output) <= room or len(finish.model_dump_json(include={"output"})) <= OUTPUT_BYTES:
+        return finish
+    return finish.model_copy(update={"output": finish.output[:room], "output_truncated": True})
 
 
 class QueueClient:
@@ -65,7 +78,8 @@ class QueueClient:
 
     async def finish(self, lease: str, finish: Finish) -> FinishReply:
         """Says how the agent ended; LeaseGone when the attempt was closed before."""
-        status, body = await self._post(names.ROUTE_QUEUE_FINISH.format(lease=lease), finish, FINISH_SECONDS)
+        route = names.ROUTE_QUEUE_FINISH.format(lease=lease)
+        status, body = await self._post(route, reportable(finish), FINISH_SECONDS)
         if status in (404, 409, 410):
             raise LeaseGone
         return FinishReply.model_validate_json(body)
