@@ -20,11 +20,11 @@ def test_an_output_of_which_json_makes_too_much_is_cut() -> None:
     """The queue would refuse it, and hear nothing of how the agent ended."""
     said = reportable(finish("\0" * MAX_BYTES))
     assert said.output_truncated
-    assert len(said.output) == 8 << 20
+    assert len(said.output) == 10 << 20
     assert len(said.model_dump_json()) < 64 << 20
 
 
-@pytest.mark.parametrize("output", ["", "x" * MAX_BYTES, "\0" * (OUTPUT_BYTES // 6)])
+@pytest.mark.parametrize("output", ["", "x" * MAX_BYTES, "\ufffd" * MAX_BYTES, "\0" * (OUTPUT_BYTES // 6)])
 def test_any_other_is_reported_as_it_is(output: str) -> None:
     assert reportable(finish(output)) == finish(output)
 

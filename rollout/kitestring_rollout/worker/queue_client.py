@@ -22,7 +22,7 @@ FINISH_SECONDS = 900.0
 """A finish is answered when the attempt is closed and scored, by the user's command too."""
 
 
-OUTPUT_BYTES = 48 << 20
+OUTPUT_BYTES = 60 << 20
 """Of an output in JSON, which makes six bytes of a control character. The queue refuses more than 64 MiB unread."""
 MOST_BYTES_OF_CHARACTER = 6
 
@@ -46,7 +46,7 @@ class QueueRefused(Exception):
 def reportable(finish: Finish) -> Finish:
     """With its output cut where a queue would not take it as a whole."""
     room = OUTPUT_BYTES // MOST_BYTES_OF_CHARACTER
-    if len(finish.output) <= room or len(finish.model_dump_json(include={"output"})) <= OUTPUT_BYTES:
+    if len(finish.output) <= room or len(finish.model_dump_json(include={"output"}).encode()) <= OUTPUT_BYTES:
         return finish
     return finish.model_copy(update={"output": finish.output[:room], "output_truncated": True})
 
