@@ -13,7 +13,9 @@ import pytest
 from aiohttp.http_writer import StreamWriter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from kitestring_rollout.gateway import agent_traces
 from kitestring_rollout.gateway.token import Claims, sign
+from kitestring_rollout.traces.wire import field
 from tests.gateway.conftest import Gateway, Opened, chat, until
 
 
@@ -250,10 +252,59 @@ async def test_agents_spans_are_limited(gateway: Gateway) -> None:
     assert sum(len(request.SerializeToString()) > 0 for request in gateway.collector.untrusted) == statuses.count(200)
 
 
+def one_span(inside: bytes) -> bytes:
+    """An export request of one span with these fields."""
+    return field(b"\x0a", field(b"\x12", field(b"\x12", inside)))
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        one_span(b"\x4a\0" * 1_000_000),
+        one_span(b"\x5a\0" * 1_000_000),
+        one_span(b"\x6a\0" * 1_000_000),
+        field(b"\x0a", field(b"\x12", b"\x12\0" * 1_000_000)),
+        field(b"\x0a", b"\x12\0" * 1_000_000),
+        b"\x0a\0" * 1_000,
+        one_span(field(b"\x4a", field(b"\x12", field(b"\x2a", b"\x0a\0" * 1_000_000)))),
+    ],
+    ids=["attributes", "events", "links", "spans", "scopes", "resources", "values"],
+)
+async def test_many_empty_things_are_refused_before_they_are_unfolded(
+    gateway: Gateway, bomb: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = await gateway.open()
+    if len(bomb) > 10_000:
+        monkeypatch.setattr(agent_traces, "restamp", None)  # nothing is parsed
+    status, body = await send_spans(gateway, opened, gzip.compress(bomb), **{"Content-Encoding": "gzip"})
+    assert status == 413 and b"send fewer spans at a time" in body
+    assert not gateway.collector.untrusted
+
+
+async def test_a_full_batch_of_spans_passes_as_it_is(gateway: Gateway) -> None:
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    for number in range(512):
+        span = scope.spans.add(name="chat", trace_id=b"t" * 16, span_id=number.to_bytes(8), kind=3)
+        for place in range(40):
+            span.attributes.add(key=f"gen_ai.attribute.{place}").value.string_value = "x" * (place * 2)
+    opened = await gateway.open()
+    assert (await send_spans(gateway, opened, request.SerializeToString()))[0] == 200
+    (passed,) = gateway.collector.untrusted
+    assert passed.resource_spans[0].scope_spans == request.resource_spans[0].scope_spans
+
+
+async def test_empty_things_count_as_more_than_they_take_to_send(gateway: Gateway) -> None:
+    opened = await gateway.open(limits={"agent_span_bytes": 10_000})
+    body = one_span(b"\x4a\0" * 300)
+    assert [(await send_spans(gateway, opened, body))[0] for _ in range(3)] == [200, 200, 413]
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
         (b"\xff\xff", {}, 400),
+        (agents_request()[:-1], {}, 400),
         (b"{}", {"Content-Type": "application/json"}, 415),
         (b"x", {"Content-Encoding": "gzip"}, 400),
         (gzip.compress(agents_request())[:-4], {"Content-Encoding": "gzip"}, 400),

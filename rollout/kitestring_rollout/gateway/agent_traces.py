@@ -15,6 +15,7 @@ from kitestring_rollout.gateway.bodies import BodyMemory, Held, decompress, read
 from kitestring_rollout.gateway.errors import Refusal, upstream_failed
 from kitestring_rollout.gateway.metrics import Metrics
 from kitestring_rollout.gateway.session import Session
+from kitestring_rollout.gateway.span_fields import MalformedRequest, count_fields
 from kitestring_rollout.traces import conventions
 from kitestring_rollout.traces.records import AttemptIdentity
 
@@ -22,6 +23,12 @@ PROTOBUF: Final = "application/x-protobuf"
 OWN_PREFIX: Final = "kitestring."
 """Attributes under this name are the gateway's to write: an agent's are taken out wherever they stand."""
 FORWARD_SECONDS: Final = 10.0
+MAX_FIELDS: Final = 100_000
+"""Of one request: a full batch of 512 spans with 40 attributes each has 70,000 at most."""
+MAX_RESOURCES: Final = 64
+"""Of one request: an agent is one, and each gets the whole identity."""
+FIELD_BYTES: Final = 16
+"""A field counts as so many bytes at least: what costs next to nothing to send costs the gateway time."""
 
 
 class AgentTraces:
@@ -52,7 +59,7 @@ class AgentTraces:
         left = session.attempt.limits.agent_span_bytes - session.attempt.span_bytes
         data = decompress(await read(request, left, held), request.headers.get(CONTENT_ENCODING), left)
         held.take(len(data))
-        session.attempt.take_span_bytes(len(data))
+        session.attempt.take_span_bytes(max(len(data), FIELD_BYTES * _fields(data)))
         body = restamp(data, session.identity)
         try:
             async with (
@@ -75,10 +82,13 @@ def restamp(data: bytes, identity: AttemptIdentity) -> bytes:
     try:
         request = ExportTraceServiceRequest.FromString(data)
     except DecodeError:
-        raise Refusal(400, "invalid_spans", "the body is no OTLP ExportTraceServiceRequest") from None
+        raise _invalid() from None
+    if len(request.resource_spans) > MAX_RESOURCES:
+        raise _too_many(f"{MAX_RESOURCES} resources")
+    if OWN_PREFIX.encode() in data:
+        _strip_all(request)
     for resource_spans in request.resource_spans:
         attributes = resource_spans.resource.attributes
-        _strip(attributes)
         for name, value in (
             (conventions.RUN, identity.run),
             (conventions.ROLLOUT, identity.rollout),
@@ -89,6 +99,33 @@ def restamp(data: bytes, identity: AttemptIdentity) -> bytes:
             attributes.add(key=name).value.string_value = value
         for name, number in ((conventions.TASK, identity.task), (conventions.STEP, identity.step)):
             attributes.add(key=name).value.int_value = number
+    stamped: bytes = request.SerializeToString()
+    return stamped
+
+
+def _fields(data: bytes) -> int:
+    """Refusal 413 when there are too many to be parsed, 400 when they cannot be."""
+    try:
+        fields = count_fields(data, MAX_FIELDS)
+    except MalformedRequest:
+        raise _invalid() from None
+    if fields > MAX_FIELDS:
+        raise _too_many(f"{MAX_FIELDS} fields")
+    return fields
+
+
+def _too_many(bound: str) -> Refusal:
+    return Refusal(413, "body_too_large", f"the request holds more than {bound}: send fewer spans at a time")
+
+
+def _invalid() -> Refusal:
+    return Refusal(400, "invalid_spans", "the body is no OTLP ExportTraceServiceRequest")
+
+
+def _strip_all(request: ExportTraceServiceRequest) -> None:
+    """Deletes attributes of our own namespace wherever they stand."""
+    for resource_spans in request.resource_spans:
+        _strip(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             _strip(scope_spans.scope.attributes)
             for span in scope_spans.spans:
@@ -97,14 +134,10 @@ def restamp(data: bytes, identity: AttemptIdentity) -> bytes:
                     _strip(event.attributes)
                 for link in span.links:
                     _strip(link.attributes)
-    stamped: bytes = request.SerializeToString()
-    return stamped
 
 
 def _strip(attributes: Any) -> None:
-    """Deletes attributes of our own namespace, in place."""
     kept = [attribute for attribute in attributes if not attribute.key.startswith(OWN_PREFIX)]
     if len(kept) < len(attributes):
-        copies = [type(attribute).FromString(attribute.SerializeToString()) for attribute in kept]
         del attributes[:]
-        attributes.extend(copies)
+        attributes.extend(kept)
