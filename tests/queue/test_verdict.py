@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitestring_api.names import CLASS_AGENT_FAILED, CLASS_INFRASTRUCTURE, CLASS_SUCCEEDED, CLASS_TIMED_OUT
+from kitestring_rollout.protocol.queue import Finish
 from kitestring_rollout.traces.records import (
     UNREACHABLE,
     AttemptIdentity,
@@ -27,7 +28,7 @@ from kitestring_trainer.plan import plan_training_step
 from kitestring_trainer.queue.proofs import Proof
 from kitestring_trainer.queue.rollouts import RolloutResult
 from kitestring_trainer.queue.state import Ending, Final, Tries, replay
-from kitestring_trainer.queue.verdict import judge
+from kitestring_trainer.queue.verdict import classify, judge
 from kitestring_trainer.restoring import recommitted, remains
 
 PLAN = plan_training_step(seed=0, step=3, n_tasks=4, tasks_per_step=2, group_size=2)
@@ -56,6 +57,14 @@ def proof(rollout: str, outcome: str = CLASS_SUCCEEDED, *, version: str = "1.2",
 
 def accepted(version: str) -> bool:
     return version in ("1.2", "2.2")
+
+
+@pytest.mark.parametrize("field", ["log_tail", "message"])
+def test_no_reason_speaks_to_a_terminal(field: str) -> None:
+    """An agent says its last line, and may write what the cluster passes on as the last words of its container."""
+    said = {field: "\x1b]0;mine\x07\x1b[2Jall \x9bwell\u202e: ünïcödé ☃"}
+    finish = Finish(attempt="a", ended="exited", exit_code=1, seconds=1.0, **said)
+    assert classify(finish, 1.0) == (CLASS_AGENT_FAILED, "exit code 1: ]0;mine[2Jall well: ünïcödé ☃")
 
 
 def test_a_proven_attempt_is_what_its_end_record_says() -> None:

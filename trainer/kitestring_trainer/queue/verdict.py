@@ -22,8 +22,17 @@ ERROR_IN_REASON = 200
 """Characters of an agent's last words that go into a reason."""
 
 
-def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str | None]:  # noqa: PLR0911  a table
-    """Failure class and reason of an attempt by how its agent ended; None: the executor never said."""
+def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str | None]:
+    """Failure class and reason of an attempt by how its agent ended; None: the executor never said.
+
+    The reason goes into logs, and what an agent has said into the reason: no control character does, which could forge
+    what a terminal shows of a log.
+    """
+    klass, reason = _classified(finish, deadline_seconds)
+    return klass, None if reason is None else "".join(sign for sign in reason if sign.isprintable() or sign == "\n")
+
+
+def _classified(finish: Finish | None, deadline_seconds: float) -> tuple[str, str | None]:  # noqa: PLR0911  a table
     if finish is None:
         return CLASS_INFRASTRUCTURE, "executor lost: its lease expired"
     match finish.ended:
