@@ -63,6 +63,9 @@ class _Requests:
     async def log_tail(self, pod: ObjectRef, container: str, *, lines: int, limit_bytes: int) -> str:
         return ""
 
+    async def latest_event(self, namespace: str, uid: str, reason: str) -> str:
+        return ""
+
     async def serves(self, kind: str) -> bool:
         return kind != "Workload"
 

@@ -23,7 +23,7 @@ Render = Callable[..., list[Manifest]]
 
 
 def find_helm() -> str | None:
-    """$HELM (where that is none, the tests fail), a helm on the path, or the one that e2e/ has built for the cluster."""
+    """$HELM (where there is no such program, the tests fail), a helm on the path, or the one that e2e/ has built."""
     if named := os.environ.get("HELM"):
         return named
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kitestring/e2e/programs"
