@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
+import tracemalloc
 from typing import Any
 
 import openai
@@ -11,6 +13,7 @@ import orjson
 import pytest
 from yarl import URL
 
+from kitestring_rollout.gateway.bodies import unfolding, widening
 from tests.gateway.conftest import Gateway, Opened, Start, chat, until
 from tests.gateway.policy import Plan
 
@@ -170,6 +173,35 @@ async def test_an_announced_body_is_refused_before_it_is_read_and_holds_nothing(
         for writer in (first[1], second):
             writer.close()
         await until(lambda: gateway.process.bodies.held == 0)
+
+
+SHAPES = {
+    "texts": [f"{number:03x}" for number in range(20_000)],
+    "numbers": [number + 0.5 for number in range(20_000)],
+    "lists": [[f"{number:03x}"] for number in range(20_000)],
+    "an object of many keys": {f"{number:x}": f"{number:x}" for number in range(22_000)},
+    "objects": [{f"{number:x}": {}} for number in range(10_000)],
+    "ASCII": "word, time: 12:00 " * 20_000,
+    "Latin-1": "é" * 200_000,
+    "Chinese": "中" * 100_000,
+    "one wide character": "x" * 300_000 + "😀",
+    "one wide text of two": ["x" * 2_000_000, "y" * 300_000 + "😀"],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_body_takes_is_estimated_from_above(shape: str) -> None:
+    raw = json.dumps(SHAPES[shape], separators=(",", ":")).encode()
+    estimate = unfolding(raw) + widening(orjson.dumps(orjson.loads(raw)))
+    tracemalloc.start()
+    try:
+        body = orjson.loads(raw)
+        orjson.dumps(body)
+        takes = tracemalloc.get_traced_memory()[0]
+        del body
+    finally:
+        tracemalloc.stop()
+    assert takes < 1.1 * estimate < 6 * takes
 
 
 async def test_a_body_that_unfolds_counts_as_what_it_unfolds_into(start: Start) -> None:

@@ -120,6 +120,20 @@ async def test_a_reply_that_did_not_arrive_is_undelivered(gateway: Gateway) -> N
     assert gateway.records[0].outcome == "undelivered" and gateway.records[0].choices[0].token_ids.tolist() == [11]
 
 
+async def test_large_requests_do_not_wait_for_a_retry_in_any_number(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    gateway.policy.say(LARGE)
+    large = chat(pad="x" * 3_000_000)
+    await lose_reply(gateway, opened, large)
+    gateway.left.clear()
+    await lose_reply(gateway, opened, {**large, "seed": 1})
+    assert [(record.seq, record.outcome) for record in await gateway.until_recorded(1)] == [(2, "undelivered")]
+    gateway.policy.say(Plan())
+    assert (await gateway.post(opened, orjson.dumps({**large, "seed": 1}), **RETRY))[0] == 200
+    fenced = await gateway.fence(opened)
+    assert (fenced["n_calls"], fenced["calls"]["ok"], fenced["calls"]["undelivered"]) == (3, 1, 2)
+
+
 @pytest.mark.parametrize("headers", [RETRY])
 async def test_a_retry_fetches_the_reply_that_did_not_arrive(gateway: Gateway, headers: dict[str, str]) -> None:
     opened = await gateway.open()

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.hdrs import CONTENT_ENCODING
 
 from kitestring_api import names
-from kitestring_rollout.gateway.bodies import SMALL_BYTES, BodyMemory, Held, decompress, read, unfolding
+from kitestring_rollout.gateway.bodies import BodyMemory, Held, decompress, read, unfolding, widening
 from kitestring_rollout.gateway.call import Call
 from kitestring_rollout.gateway.capture import Capture
 from kitestring_rollout.gateway.errors import Refusal
@@ -69,10 +69,9 @@ class Calls:
         if encoding is not None:
             raw = decompress(raw, encoding, self._rules.max_body_bytes)
             held.take(len(raw))
-        memory = 0
-        if len(raw) > SMALL_BYTES:
-            memory = unfolding(raw)
-            held.take(memory)
+        unfolded = unfolding(raw)
+        if unfolded:
+            held.take(unfolded)
         session.attempt.check_open()
         key = body_key(api, raw)
         idempotency = request.headers.get(names.HEADER_IDEMPOTENCY)
@@ -81,18 +80,30 @@ class Calls:
             replayed = await self._repeat(request, session, session.recent.find(key, idempotency, is_retry))
             if replayed is not None:
                 return replayed
-        call = self._admit(request, session, api, raw, key=key, idempotency=idempotency)
-        call.memory = memory
+        call = self._admit(request, session, api, raw, held, key=key, idempotency=idempotency)
+        call.memory += unfolded
+        del raw  # what is sent upstream takes its place in `held`
         return await self._run(request, call)
 
     def _admit(
-        self, request: web.BaseRequest, session: Session, api: Api, raw: bytes, *, key: BodyKey, idempotency: str | None
+        self,
+        request: web.BaseRequest,
+        session: Session,
+        api: Api,
+        raw: bytes,
+        held: Held,
+        *,
+        key: BodyKey,
+        idempotency: str | None,
     ) -> Call:
         body = read_body(raw)
         requested, model = self._models.named_in(body)
         attempt, frozen = session.attempt, not model.trained
         room = attempt.room(model.name, frozen=frozen)
         prepared = prepare(body, api, model, session.identity.mode, self._rules, room=room)
+        widened = widening(prepared.payload)
+        if widened:
+            held.take(widened)
         seq = attempt.admit(model.name, frozen=frozen, reserve=prepared.reserve)
         self._metrics.total_calls += 1
         entry = Entry(seq, key, idempotency)
@@ -108,6 +119,7 @@ class Calls:
             entry=entry,
             capture=Capture(api),
             started=time.time_ns(),
+            memory=widened,
         )
 
     async def _repeat(
@@ -172,8 +184,8 @@ class Calls:
         """Takes the call out of flight, to be recorded; one that a retry may still fetch waits for that."""
         session, entry = call.session, call.entry
         call.leave()
-        if outcome == "undelivered":
-            settle(call, outcome)
+        if outcome == "undelivered" and session.can_wait(call.memory):
+            settle(call, outcome, waits=True)
             self._memory.keep(entry, session.recent)
             return
         if outcome == "ok":

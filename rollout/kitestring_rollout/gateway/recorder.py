@@ -46,15 +46,16 @@ class Recorder:
         settle(call, outcome)
 
 
-def settle(call: Call, outcome: Outcome) -> None:
-    """Makes the record of a call that has left. It never fails: others' calls are recorded in the same turn."""
+def settle(call: Call, outcome: Outcome, *, waits: bool = False) -> None:
+    """Makes the record of a call that has left. It never fails: others' calls are recorded in the same turn. One
+    that waits for a retry is kept until it has been delivered, or the fence."""
     session = call.session
     try:
         record = call.record(outcome)
     except Exception as bug:  # noqa: BLE001
         session.fail_to_record(call.seq, outcome, bug, nonconforming=bool(call.prepared.nonconforming))
         return
-    if outcome == "undelivered":
+    if waits:
         session.undelivered[call.seq] = record
     else:
         session.record(record)

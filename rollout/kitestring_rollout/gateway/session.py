@@ -28,6 +28,8 @@ NO_HASH = bytes(32)
 FLOOD = 2
 """Requests of an attempt that may be read and served at once, as a multiple of its concurrent calls: each may hold a
 body in memory, and retries that join a call are no calls."""
+MAX_UNDELIVERED_BYTES = 4 << 20
+"""Memory that the requests of an attempt's calls may take while their replies wait to be fetched by a retry."""
 PAST_DEADLINE_SECONDS = 30.0
 """The exporter says of every span by its deadline, or a little later, what became of it; a fence waits no longer."""
 UNSEEN_ACKNOWLEDGEMENTS = 64
@@ -116,6 +118,11 @@ class Session:
         _log.error("call %d of attempt %s cannot be recorded", seq, self.identity.attempt, exc_info=bug)
         attempt.lose(f"call {seq} cannot be recorded: {type(bug).__name__}: {str(bug)[:500]}")
         attempt.settle(seq, NO_HASH, outcome, nonconforming=nonconforming)
+
+    def can_wait(self, memory: int) -> bool:
+        """Whether a call whose request takes `memory` bytes may wait, undelivered, for a retry."""
+        held = sum(record.memory_bytes for record in self.undelivered.values())
+        return held + memory <= MAX_UNDELIVERED_BYTES
 
     def deliver_late(self, seq: int) -> None:
         """A retry fetched the reply of a call that had not been delivered."""
