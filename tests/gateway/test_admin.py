@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -47,6 +48,18 @@ def spans(gateway: Gateway) -> list[Span]:
 
 async def end(gateway: Gateway, opened: Opened, **changes: Any) -> tuple[int, dict[str, Any]]:
     return await gateway.admin("POST", f"/admin/v1/attempts/{opened.attempt}/end", {**END, **changes})
+
+
+async def test_of_an_ended_attempt_no_text_of_its_agent_is_kept(gateway: Gateway) -> None:
+    opened = await gateway.open()
+    gateway.policy.say(Plan(pieces=[("said " * 20_000, [11], [-0.5])]))
+    await gateway.post(opened, chat())
+    assert len((await gateway.fence(opened))["last_message"]) == 100_000
+    assert (await end(gateway, opened, output="x" * 65_536))[0] == 200
+    closed = gateway.process.registry.closed(opened.attempt)
+    assert closed is not None
+    held = [getattr(closed, name) for name in type(closed).__slots__]
+    assert sum(map(sys.getsizeof, held)) < 2_000, "65,536 of them are kept"
 
 
 async def test_opening_the_same_attempt_again_answers_the_same(gateway: Gateway) -> None:
@@ -101,9 +114,11 @@ async def test_fence_and_end_are_idempotent_and_final(gateway: Gateway) -> None:
     assert session is not None and first["digest"] == digest(session.attempt.payload_hashes())
     one, other = await asyncio.gather(end(gateway, opened), end(gateway, opened))
     assert one == other and one[0] == 200 and one[1]["digest"] == first["digest"] and one[1]["n_calls"] == 3
-    assert await end(gateway, opened) == one and await gateway.fence(opened) == first
-    status, answer = await end(gateway, opened, reward=0.0)
-    assert (status, answer["reason"]) == (409, "EndDiffers")
+    assert await end(gateway, opened) == one
+    assert await gateway.fence(opened) == {**first, "last_message": None}
+    for change in ({"reward": 0.0}, {"output": "43"}):
+        status, answer = await end(gateway, opened, **change)
+        assert (status, answer["reason"]) == (409, "EndDiffers")
     status, answer = await gateway.admin("POST", "/admin/v1/attempts", opening(attempt=opened.attempt))
     assert (status, answer["reason"]) == (409, "AttemptClosed")
     written = spans(gateway)

@@ -144,7 +144,7 @@ class _Admin:
         attempt = request.match_info["attempt"]
         closed = self._process.registry.closed(attempt)
         if closed is not None:
-            return _answer(closed.fenced)
+            return _sent(closed.fenced)
         fenced = await self._session(attempt).fence()
         return _answer(fenced)
 
@@ -169,9 +169,9 @@ class _Admin:
             if closed is None:
                 closed = Closed(fenced, body, ended)
                 process.close(session, closed)
-        if closed.end != body:
+        if not closed.ended_with(body):
             raise AdminError(409, "EndDiffers", f"attempt {attempt} was ended with other values")
-        return _answer(closed.ended)
+        return _sent(closed.ended)
 
     def _session(self, attempt: str) -> Session:
         session = self._process.registry.find(attempt)
@@ -236,7 +236,11 @@ def _check_end(body: EndAttempt) -> None:
 
 
 def _answer(message: BaseModel) -> web.Response:
-    return web.Response(text=message.model_dump_json(), content_type="application/json")
+    return _sent(message.model_dump_json())
+
+
+def _sent(json: str) -> web.Response:
+    return web.Response(text=json, content_type="application/json")
 
 
 def _authorised(credential: str, metrics: Metrics) -> Middleware:

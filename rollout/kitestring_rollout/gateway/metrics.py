@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kitestring_rollout.gateway.attempts import OUTCOMES
 from kitestring_rollout.gateway.capture import trainable
+from kitestring_rollout.listener import REASONS
 from kitestring_rollout.traces.records import CallRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,12 +71,13 @@ class Metrics:
         self.connections = Gauge(
             "kitestring_gateway_connections", "Connections of agents that are open", registry=self._registry
         )
-        self._connections_closed = Counter(
+        closed = Counter(
             "kitestring_gateway_connections_closed",
             "Connections of agents that the gateway closed, by what the agent did or did not do",
             ("reason",),
             registry=self._registry,
         )
+        self._connections_closed = {reason: closed.labels(reason) for reason in REASONS}
         self.total_calls = 0
         self.total_refused = 0
         self.total_completion_tokens = 0
@@ -98,7 +100,7 @@ class Metrics:
         self._refused.labels(code).inc()
 
     def connection_closed(self, reason: str) -> None:
-        self._connections_closed.labels(reason).inc()
+        self._connections_closed[reason].inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -60,9 +60,9 @@ class Process:
 
     def close(self, session: Session, closed: Closed) -> None:
         """An attempt has ended: keeps what repeats its answers, lets the rest go."""
-        if closed.fenced.lost is not None:
+        if session.attempt.lost is not None:
             self.metrics.lost.inc()
-            _log.error("attempt %s is lost: %s", session.identity.attempt, closed.fenced.lost)
+            _log.error("attempt %s is lost: %s", session.identity.attempt, session.attempt.lost)
         self.memory.drop_all(session.recent)
         self.registry.close(session.identity.attempt, closed)
 

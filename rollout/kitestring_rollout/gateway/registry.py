@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -14,14 +15,22 @@ REMEMBERED = 65_536
 
 
 class Closed:
-    """An ended attempt: enough to answer the same question the same way."""
+    """An ended attempt: enough to answer the same question the same way. Texts of its agent are not kept, they would
+    take the memory of REMEMBERED attempts: of the end only a digest, of the fence all but the last message."""
 
-    __slots__ = ("end", "ended", "fenced")
+    __slots__ = ("_end", "ended", "fenced")
 
     def __init__(self, fenced: FencedAttempt, end: EndAttempt, ended: EndedAttempt) -> None:
-        self.fenced = fenced
-        self.end = end
-        self.ended = ended
+        self.fenced = fenced.model_copy(update={"last_message": None}).model_dump_json()
+        self.ended = ended.model_dump_json()
+        self._end = _digest(end)
+
+    def ended_with(self, end: EndAttempt) -> bool:
+        return self._end == _digest(end)
+
+
+def _digest(end: EndAttempt) -> bytes:
+    return hashlib.sha256(end.model_dump_json().encode()).digest()
 
 
 class Registry:
