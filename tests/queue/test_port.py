@@ -29,7 +29,7 @@ def port(world: World) -> Iterator[tuple[str, int]]:
         gateway_gone_seconds=1.0,
         poll_seconds=1.0,
     )
-    thread = QueueThread(settings, never, None, lambda: None)  # type: ignore[arg-type]
+    thread = QueueThread(settings, never, None, lambda: None)  # type: ignore[arg-type, return-value]
     url = urlsplit(thread.start())
     assert url.hostname is not None and url.port is not None
     yield url.hostname, url.port
