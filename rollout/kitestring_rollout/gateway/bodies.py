@@ -105,11 +105,12 @@ def widening(written: bytes) -> int:
     """Bytes that the texts of a JSON take in memory beyond their length in UTF-8, where it is written without escapes:
     Python gives all characters of a text the width of its widest, and keeps its UTF-8 beside it once it was written.
     0 for a small one."""
-    if len(written) <= SMALL_BYTES or written.isascii():
+    if len(written) <= SMALL_BYTES:
         return 0
     text = np.frombuffer(written, np.uint8)
-    if len(written) < _EXACT_FROM_BYTES:
-        return len(written) * _wider(int(text.max()))
+    wider = _wider(int(text.max()))
+    if not wider or len(written) < _EXACT_FROM_BYTES:
+        return len(written) * wider
     # Text by text: words do not widen an image in Base64 beside them. A quote after a backslash may be part of a text.
     quotes = np.flatnonzero((text[1:] == _QUOTE) & (text[:-1] != _BACKSLASH)) + 1
     starts = np.concatenate(([0], quotes))
