@@ -286,7 +286,8 @@ class _Connection(web.RequestHandler):
             self._head_bytes = 0
             if len(data) > self._door.limits.head_bytes or len(self._messages) > 1:
                 self._look_at_heads()
-        elif is_next or self._waiter is not None:
+        # The first head may begin to come before it is waited for.
+        elif is_next or self._waiter is not None or not self._request_count:
             self._in_a_head(len(data))
 
     def _in_a_head(self, size: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -147,6 +148,21 @@ def test_a_head_that_never_ends_is_refused_as_soon_as_it_is_too_large(open_port:
                 await asyncio.sleep(0)
             assert (await ended(client)).startswith(b"HTTP/1.1 431 ")
             assert port.closed == [HEAD_TOO_LARGE]
+
+    run(scenario())
+
+
+def test_a_head_is_counted_from_the_first_byte(open_port: Open, run: Run) -> None:
+    """Which may be there before the server has begun to wait for it."""
+
+    async def scenario() -> None:
+        async with open_port() as port:
+            for _ in range(20):
+                with socket.create_connection(port.address) as stranger:  # while the loop stands still
+                    stranger.sendall(head(20_000))
+                    stranger.setblocking(False)
+                    got = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(stranger, 4096), 5)
+                    assert got.startswith(b"HTTP/1.1 431 ")
 
     run(scenario())
 
