@@ -28,7 +28,9 @@ class RunCheckpoint(ApiModel):
     """A checkpoint that another run exported."""
 
     training_run: Name = Field(description="Name of the run, in the same namespace.")
-    step: int | None = Field(None, ge=0, description="Step of the checkpoint; absent: the last one when this run starts.")
+    step: int | None = Field(
+        None, ge=0, description="Step of the checkpoint; absent: the last one when this run starts."
+    )
 
 
 class ModelSource(ApiModel):
