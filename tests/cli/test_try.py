@@ -216,7 +216,7 @@ def test_an_agent_that_fails(endpoint: OpenAIServer, tmp_path: Path) -> None:
     done = try_it(write_files(tmp_path, agent), "--endpoint", endpoint.url)
     assert done.returncode == 1
     text = " ".join(done.stdout.split())
-    assert "AgentFailed no reward exit code 1: ValueError: no \\x1b[31mplan scorer exactMatch" in text
+    assert "AgentFailed no reward exit code 1: ValueError: no [31mplan scorer exactMatch" in text
     assert "last lines of the agent's output and errors" in done.stdout
     assert "  ValueError: no \\x1b[31mplan" in done.stdout.splitlines()
     assert "call 1  policy, not trained  ok" in done.stdout

@@ -160,7 +160,7 @@ class LocalRun:
         wait_until(lambda: not self._living() or None, f"the end of {self._living()}", seconds=10)
 
     def _living(self) -> list[psutil.Process]:
-        return [p for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [p for p in self._seen.values() if _lives(p)]
 
     def _alive(self) -> None:
         if self.process.poll() is not None:
@@ -168,6 +168,14 @@ class LocalRun:
 
     def store(self) -> ObjectStore:
         return open_store(DirectoryStoreConfig(kind="directory", path=self.folder / "store"))
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it is there, not ended and merely not waited for; it may end while this is asked."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(

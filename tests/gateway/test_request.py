@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kitestring_rollout.gateway.config import Sampling
@@ -301,6 +301,7 @@ NAMES = st.sampled_from(
 MESSAGE = st.dictionaries(NAMES, JSON | st.lists(st.dictionaries(NAMES, JSON, max_size=4), max_size=2), max_size=5)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of the machine, when other tests take it
 @given(
     st.lists(MESSAGE, min_size=1, max_size=3),
     st.dictionaries(
