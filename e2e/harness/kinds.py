@@ -39,6 +39,7 @@ DEPLOYMENT: Final = Kind("Deployment", "apps/v1", "deployments")
 STATEFUL_SET: Final = Kind("StatefulSet", "apps/v1", "statefulsets")
 NETWORK_POLICY: Final = Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies")
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets")
+QUOTA: Final = Kind("ResourceQuota", "v1", "resourcequotas")
 POD_PRIORITY: Final = Kind("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses", namespaced=False)
 LEASE: Final = Kind("Lease", "coordination.k8s.io/v1", "leases")
 DEFINITION: Final = Kind(

@@ -7,7 +7,7 @@ import pytest
 from e2e.harness import runs
 from e2e.harness.api import Object
 from e2e.harness.images import Images
-from e2e.harness.kinds import POD, Kind
+from e2e.harness.kinds import POD, QUOTA
 from e2e.harness.namespace import Namespace
 from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.full
 LOOK_SECONDS = 150.0
 """Until the operator has asked why pods are not there: after half a minute, at the next resync."""
 END_SECONDS = 180.0
-QUOTA = Kind("ResourceQuota", "v1", "resourcequotas")
 
 
 def test_containers_of_the_users_end_with_ours(images: Images, namespace: Namespace) -> None:
