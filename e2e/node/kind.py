@@ -54,7 +54,7 @@ def _have(image: str, *, published: bool) -> None:
         _kind("create", "cluster", "--image", image, "--config", "-", stdin=yaml.safe_dump(config), log="kind-create")
     if not published:
         with step("network"):
-            network.install()
+            network.install(len(config["nodes"]))
     with step("nodes and system pods ready"):
         kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=120s", timeout=150)
         for kind, name in (("deployment", "coredns"), *([] if published else [("daemonset", "kube-router")])):

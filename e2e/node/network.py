@@ -20,9 +20,9 @@ _NOWHERE: Final = "kitestring.dev/firewall-rests"
 """Label of nodes that no node has."""
 
 
-def install() -> None:
-    """Give every node its part of the pod network, and enforce NetworkPolicy."""
-    nodes = _nodes()
+def install(count: int) -> None:
+    """Give each of so many nodes its part of the pod network, and enforce NetworkPolicy."""
+    nodes = _nodes(count)
     for name, (subnet, _) in nodes.items():
         routes = [f"ip route replace {other} via {address}" for peer, (other, address) in nodes.items() if peer != name]
         # Pods keep their own address among themselves (policies select by it) and take the node's towards the outside.
@@ -67,8 +67,9 @@ def _conflist(subnet: str) -> dict[str, object]:
     return {"cniVersion": "0.4.0", "name": "kitestring-e2e", "plugins": plugins}
 
 
-def _nodes() -> dict[str, tuple[str, str]]:
-    """Each node with its pods' subnet and its own address, once all have them: right after their start they may not."""
+def _nodes(count: int) -> dict[str, tuple[str, str]]:
+    """Each node with its pods' subnet and its own address, once all have them: right after their start they may not, or
+    be none yet that the cluster knows."""
     deadline = time.monotonic() + 60
     while True:
         nodes = {}
@@ -81,5 +82,8 @@ def _nodes() -> dict[str, tuple[str, str]]:
             else:
                 break
         else:
-            return nodes
+            if len(nodes) == count:
+                return nodes
+            if time.monotonic() > deadline:
+                raise Failed(f"the cluster has known {len(nodes)} of {count} nodes for 60 s: {', '.join(nodes)}")
         time.sleep(0.3)
