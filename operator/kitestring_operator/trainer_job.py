@@ -150,9 +150,9 @@ class TrainerJob:
 
     @property
     def seconds_to_give_up(self) -> float | None:
-        """Until it counts as gone, unless it ends before; None: none of its pods is being deleted."""
+        """Until it counts as gone, unless it ends before; None: no pod that has not ended is being deleted."""
         times = [gone_at for gone_at in map(_gone_at, self.pods) if gone_at is not None]
-        return (min(times) - self.now).total_seconds() if times else None
+        return (max(times) - self.now).total_seconds() if times else None
 
     @property
     def suspension(self) -> str | None:
@@ -260,11 +260,14 @@ def _end(job: Manifest, pods: Sequence[Manifest]) -> TrainerEnd | None:
 def _given_up(pods: Sequence[Manifest], now: datetime) -> TrainerEnd | None:
     """Of a node that is lost for good, its pods are deleted and do not end, and their Job waits for them for ever.
 
-    One that lives on behind a broken network may do no harm: incarnations fence what it writes.
+    One that lives on behind a broken network may do no harm: incarnations fence what it writes. Of several nodes
+    none may be left: if the lost one has ended, the others notice and end by themselves; else they go on with it.
     """
+    if any(is_live(pod, now) for pod in pods):
+        return None
     for pod in sorted(pods, key=_index):
         gone_at = _gone_at(pod)
-        if gone_at is not None and not is_live(pod, now):
+        if gone_at is not None:
             node = (pod.get("spec") or {}).get("nodeName")
             where = f"; its node {node} does not answer" if node else ""
             name = str(pod["metadata"]["name"])

@@ -202,8 +202,11 @@ def deleted(one: dict[str, Any], seconds: float) -> dict[str, Any]:
         ([pod(None, phase="Running")], False),
         # it ended: the Job will say so
         ([deleted(pod(143, phase="Failed"), 121)], False),
-        # of several nodes, one suffices: no trainer goes on with a part of its machines
-        ([pod(None, phase="Running"), deleted(pod(None, index=1, phase="Running"), 121)], True),
+        # of several nodes, all: one that is silent alone may live, and its trainer go on
+        ([pod(None, phase="Running"), deleted(pod(None, index=1, phase="Running"), 999)], False),
+        ([deleted(pod(None, phase="Running"), 119), deleted(pod(None, index=1, phase="Running"), 121)], False),
+        ([deleted(pod(None, phase="Running"), 121), deleted(pod(None, index=1, phase="Running"), 121)], True),
+        ([pod(1, phase="Failed"), deleted(pod(None, index=1, phase="Running"), 121)], True),
     ],
 )
 def test_a_pod_whose_node_never_answers_again_has_been_taken_away(pods: list[dict[str, Any]], is_gone: bool) -> None:
