@@ -175,12 +175,17 @@ def _progressing(observed: Observed, course: Course, report: RunReport | None) -
     if report is not None and report.since_step_seconds is not None:
         longest = max(STALL_FACTOR * (report.step_seconds or 0.0), SHORTEST_STALL_SECONDS)
         if report.since_step_seconds > longest:
-            message = f"step {report.step} has taken more than {longest:.0f} s"
+            message = f"{_step(report)}has taken more than {longest:.0f} s"
             return Aspect(ConditionType.PROGRESSING, False, names.REASON_STALLED, message)
         was_stalled = stands is not None and stands.reason == names.REASON_STALLED
-        if stands is not None and was_stalled and observed.status.get("step") == report.steps_done:
+        if stands is not None and was_stalled and stands.message.startswith(_step(report)):
             return stands  # this operator may not have been there when the step began
     return Aspect(ConditionType.PROGRESSING, True, names.REASON_RUNNING)
+
+
+def _step(report: RunReport) -> str:
+    """With what a message about the step begins."""
+    return f"step {report.step} "
 
 
 def _degraded(observed: Observed, course: Course, report: RunReport | None) -> Aspect:

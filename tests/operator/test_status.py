@@ -207,10 +207,13 @@ def test_another_operator_changes_no_condition_before_it_knows_better(said: RunR
     assert (after, events) == (before, ())
 
 
-@pytest.mark.parametrize("further", [{"step": 3}, {"step": 2, "made_step": 2}])
-def test_a_run_that_was_stalled_progresses_with_its_next_step(further: dict[str, Any]) -> None:
-    before = status(observed(report(step=2, since_step_seconds=1000.0, step_seconds=10.0)))
-    after = status(observed(report(**further, since_step_seconds=0.0), **before))
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_run_that_was_stalled_progresses_with_its_next_step(step: int) -> None:
+    stalled = report(step=step, since_step_seconds=1000.0, step_seconds=10.0)
+    before = status(observed(stalled))
+    made = status(observed(stalled.model_copy(update={"made_step": step}), **before))
+    assert condition(made, "Progressing")["reason"] == "Stalled", "made late, and not over"
+    after = status(observed(report(step=step + 1, made_step=step, since_step_seconds=0.0), **made))
     assert condition(after, "Progressing")["status"] == "True"
 
 
