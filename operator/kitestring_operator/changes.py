@@ -26,6 +26,7 @@ class Resize:
 
     ref: ObjectRef
     patch: dict[str, Any]
+    grows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def _resized(ref: ObjectRef, manifest: Manifest, there: Manifest) -> Iterator[Re
     field = SIZE[ref.kind]
     size = manifest["spec"].get(field)
     if size is not None and size != (there.get("spec") or {}).get(field):
-        yield Resize(ref, {"spec": {field: size}})
+        yield Resize(ref, {"spec": {field: size}}, grows=size > (there.get("spec") or {}).get(field, 1))
 
 
 def _hash(manifest: Manifest) -> str | None:

@@ -45,6 +45,9 @@ _QUOTA: Final = "exceeded quota"
 
 log = logging.getLogger(__name__)
 
+_BEFORE_PODS: Final = frozenset({"NetworkPolicy", "ConfigMap", "Secret", "Service"})
+"""Kinds of what pods must find when they start: their walls, what they read, and whom they tell their credentials."""
+
 
 class Effects:
     """Carries decisions out."""
@@ -116,9 +119,10 @@ class Effects:
                 memory.hindrance = _occupied(KINDS["Secret"].ref(observed.namespace, secret.name))
                 return OCCUPIED_SECONDS
         waits: list[float] = []
-        for change in changes(decision.objects, self._cache.get, observed.uid):
-            if memory.hindrance is not None and _makes_pods(change):
-                continue  # it may be a wall that is not there; they come before the pods that they are for
+        lacks = False  # something without which no pod may start, such as a wall
+        for change in sorted(changes(decision.objects, self._cache.get, observed.uid), key=_makes_pods):
+            if lacks and _makes_pods(change):
+                continue
             match change:
                 case Apply(manifest, is_new):
                     is_rollouts = is_new and manifest["kind"] == "Secret" and _is_of_rollout(manifest)
@@ -134,14 +138,16 @@ class Effects:
                     if not is_ours:
                         memory.hindrance = _occupied(ObjectRef.of(manifest))
                         waits.append(OCCUPIED_SECONDS)
+                        lacks = lacks or manifest["kind"] in _BEFORE_PODS
                     elif is_rollout_job(manifest) and memory.trainer is not None:
                         memory.trainer.has_executor(*rollout_of(manifest))
-                case Resize(ref, patch):
+                case Resize(ref, patch, _):
                     self._saw(await self._cluster.patch(ref, patch))
                 case Occupied(ref):
                     await self._look_at_owner(ref)
                     memory.hindrance = _occupied(ref)
                     waits.append(OCCUPIED_SECONDS)
+                    lacks = lacks or ref.kind in _BEFORE_PODS
         return min(waits, default=None)
 
     async def _blame_task(
@@ -329,8 +335,8 @@ def _makes_pods(change: Change) -> bool:
     match change:
         case Apply(manifest, _):
             return manifest["kind"] in identity.SIZE or _is_of_rollout(manifest)
-        case Resize():
-            return True
+        case Resize(_, _, grows):
+            return grows
     return False
 
 

@@ -151,8 +151,11 @@ async def test_no_pod_is_made_without_its_walls(world: World, name: str) -> None
     await started(world)
     said = f"NetworkPolicy {name} is there already and is not of this run"
     assert said in world.status()["message"]
-    assert world.there("Job") == set()
-    assert "calculator-rollout" not in world.there("Deployment")
+    assert {kind: world.there(kind) for kind in ("Job", "Deployment", "StatefulSet")} == {
+        "Job": set(),
+        "Deployment": set(),
+        "StatefulSet": set(),
+    }
     assert "calculator-keys" in world.there("Secret"), "the rest is there"
     assert [said in message for _, message in warnings(world)] == [True]
     world.cluster.remove(wall)
@@ -170,10 +173,23 @@ async def test_a_run_that_works_gets_no_further_pods_without_their_walls(world: 
     await world.settle()
     assert len([pod for pod in world.there("Pod") if "rollout" in pod]) == 2
     assert ["calculator-rollout is there already" in message for _, message in warnings(world)] == [True]
+    world.cluster.change("RolloutPool", "calc", {"spec": {"replicas": 1}})
+    await world.controller.resync()
+    await world.settle()
+    assert len([pod for pod in world.there("Pod") if "rollout" in pod]) == 1, "fewer it may be"
+    world.cluster.change("RolloutPool", "calc", {"spec": {"replicas": 5}})
     world.cluster.remove(KINDS["NetworkPolicy"].ref(NAMESPACE, "calculator-rollout"))
     await world.controller.resync()
     await world.settle()
     assert len([pod for pod in world.there("Pod") if "rollout" in pod]) == 5
+
+
+async def test_a_disruption_budget_of_others_keeps_no_pod_from_starting(world: World) -> None:
+    metadata = {"name": "calculator-gateway", "namespace": NAMESPACE}
+    world.cluster.put({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": {}})
+    await started(world)
+    assert "PodDisruptionBudget calculator-gateway is there already" in world.status()["message"]
+    assert world.there("Job") == {"calculator-trainer-1"}
 
 
 async def test_a_run_takes_the_place_of_a_deleted_one_of_its_name(world: World) -> None:
