@@ -226,13 +226,12 @@ def _to_start(
 ) -> tuple[list[WantedRollout], list[LostRollout]]:
     """Of those that wait and have no Job: who gets one, beside so many that run, and whose task is refused."""
     admitted: dict[str, str] | None = None
-    if observed.queue_name is not None and context.pool.per_task.resources_field is not None:
-        admitted = agent_requests(rollouts.sample_job(context))
     start: list[WantedRollout] = []
     refused: list[LostRollout] = []
     for entry in wanted:
         why = observed.unfit.get((entry.rollout, entry.number)) or unfit(context.pool, entry)
-        if why is None and admitted is not None:
+        if why is None and observed.queue_name is not None and entry.resources is not None:
+            admitted = admitted or agent_requests(rollouts.sample_job(context))
             why = beyond(admitted, entry)
         if why is not None:
             refused.append(LostRollout(entry.rollout, entry.number, names.CLASS_INVALID_TASK, why))

@@ -15,6 +15,8 @@ class TrainerMemory:
     """What the trainer of one Job said. Times are those of the event loop."""
 
     job_uid: str
+    number: int = 1
+    """N of RUN-trainer-N."""
     report: RunReport | None = None
     answered_at: float = 0.0
     step_at: float = 0.0

@@ -24,7 +24,7 @@ from kitestring_operator.pods import controller_uid
 from kitestring_operator.queueing import flavors_of, may_change
 from kitestring_operator.references import Reference, missing_of, references
 from kitestring_operator.refused_pods import RefusedPods
-from kitestring_operator.trainer_job import CONTAINER, EndKind, is_active, newest_trainer, trainer_jobs
+from kitestring_operator.trainer_job import CONTAINER, EndKind, is_active, newest_trainer, number_of, trainer_jobs
 
 LOG_LINES: Final = 20
 LOG_READ_BYTES: Final = 256 * 1024
@@ -87,7 +87,7 @@ class Observation:
         )
         newest = newest_trainer(objects)
         said = memory.trainer
-        if said is not None and newest is not None and newest["metadata"]["uid"] != said.job_uid:
+        if said is not None and newest is not None and _is_another(newest, said):
             said = None  # of one before it, which says nothing of this one
         is_asked = newest is not None and is_active(newest)
         observed = Observed(
@@ -232,6 +232,11 @@ class Observation:
                 tail = ""
             memory.log = (newest.uid, printable(tail))
         return replace(observed, trainer_log=memory.log[1])
+
+
+def _is_another(newest: Manifest, said: TrainerMemory) -> bool:
+    """Whether the newest Job is not the one that was asked, nor one before it: of those, ended ones are kept."""
+    return number_of(newest) >= said.number and newest["metadata"]["uid"] != said.job_uid
 
 
 def _report(trainer: TrainerMemory) -> TrainerReport | None:

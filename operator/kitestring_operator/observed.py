@@ -107,10 +107,10 @@ class Observed:
     """Of the newest trainer; of the last one while there is none. None: it has not answered since the operator started.
     """
     wanted: tuple[WantedRollout, ...] = ()
+    """Empty where there is no trainer to ask."""
     unfit: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """Those of `wanted`, by rollout and number, whose Job the API server refuses for what their task asks, and its
     words."""
-    """Empty where there is no trainer to ask."""
     checkpoints: Mapping[str, str] | None = None
     """status.checkpoint of the other runs of the namespace, by their names."""
     missing: tuple[MissingReference, ...] = ()

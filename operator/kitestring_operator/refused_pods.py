@@ -23,6 +23,8 @@ from kitestring_operator.trainer_job import ENDED
 PATIENCE: Final = timedelta(seconds=30)
 """What makes pods may lack some for so long after its start before anything is asked."""
 MESSAGE_LENGTH: Final = 1024
+ASKED: Final = 3
+"""Objects of one part whose events are asked for in one look: of many that lack pods, most have the same cause."""
 _FAILED: Final = "FailedCreate"
 """Reason of the events by which Kubernetes' controllers say that they could not make a pod."""
 
@@ -40,11 +42,12 @@ class RefusedPods:
     async def of(self, observed: Observed) -> dict[str, str]:
         """By part of the run (names.COMPONENT_*): which object lacks pods, and why. One object of each is enough."""
         found: dict[str, str] = {}
+        asked: Counter[str] = Counter()
         pods: Counter[str | None] | None = None
         for item in _may_lack(observed):
             labels, uid = item["metadata"].get("labels") or {}, item["metadata"]["uid"]
             component = str(labels.get(names.LABEL_COMPONENT))
-            if component in found:
+            if component in found or asked[component] >= ASKED:
                 continue
             if item["kind"] == "Deployment":
                 said = str((condition_entry(item, "ReplicaFailure") or {}).get("message", ""))
@@ -53,6 +56,7 @@ class RefusedPods:
             if pods is None:
                 pods = Counter(controller_uid(pod) for pod in observed.of_kind("Pod"))
             if pods[uid] < _size(item):
+                asked[component] += 1
                 said = await self._asked(item, pods[uid])
                 if said:
                     found[component] = said

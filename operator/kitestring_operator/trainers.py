@@ -23,7 +23,7 @@ from kitestring_operator.observed import LostRollout, Manifest
 from kitestring_operator.parts.credentials import QUEUE
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.trainer_client import TrainerClient, TrainerRefusedError, TrainerSilentError
-from kitestring_operator.trainer_job import is_active, newest_trainer
+from kitestring_operator.trainer_job import is_active, newest_trainer, number_of
 
 AT_ONCE: Final = 32
 """Trainers asked at once."""
@@ -50,12 +50,12 @@ class Trainers:
         """Raises TrainerSilentError, TrainerRefusedError."""
         await self._client.lost(self._url(run), await self._credential(run, memory), lost)
 
-    async def ask(self, run: Named, memory: RunMemory, job_uid: str, rollouts: int) -> bool:
-        """Ask how the run goes, and for up to so many rollouts that wait for a Job. Whether anything is new."""
+    async def ask(self, run: Named, memory: RunMemory, job: Manifest, rollouts: int) -> bool:
+        """Ask the trainer of a Job how the run goes, and for so many rollouts at most that wait. Whether anything is new."""
         loop = asyncio.get_running_loop()
-        trainer = memory.trainer
+        trainer, job_uid = memory.trainer, job["metadata"]["uid"]
         if trainer is None or trainer.job_uid != job_uid:
-            trainer = memory.trainer = TrainerMemory(job_uid)
+            trainer = memory.trainer = TrainerMemory(job_uid, number_of(job))
         asked_at = loop.time()
         was_silent = asked_at - trainer.answered_at > ANSWER_SECONDS
         try:
@@ -149,7 +149,7 @@ class Poller:
                 if job is None:
                     return
                 memory = self._memory_of(key, named.uid)
-                if await self._trainers.ask(named, memory, job["metadata"]["uid"], self._rollouts(run)):
+                if await self._trainers.ask(named, memory, job, self._rollouts(run)):
                     self._changed(key)
             except Exception:  # the boundary of one run
                 log.exception("TrainingRun %s/%s: an error of the operator while its trainer was asked", *key)

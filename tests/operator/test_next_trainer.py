@@ -94,6 +94,20 @@ async def test_the_last_words_of_a_stopped_trainer_are_written_down() -> None:
     assert (world.status()["phase"], world.status()["step"]) == ("Suspending", 2)
 
 
+async def test_the_last_words_count_before_those_of_an_older_trainer_that_is_kept() -> None:
+    world = await running()
+    world.cluster.end_job("calculator-trainer-1", code=143)
+    await world.settle()
+    assert world.there("Job") == {"calculator-trainer-1", "calculator-trainer-2"}
+    world.trainers.says = report(step=3)
+    await world.ask()
+    suspend(world, suspended=True)
+    await look(world, may_write=False)
+    assert world.there("Job") == {"calculator-trainer-1"}
+    await look(world)
+    assert (world.status()["phase"], world.status()["step"]) == ("Suspending", 2)
+
+
 async def test_no_rollout_is_started_for_a_trainer_that_is_gone() -> None:
     world = await running("Job")
     world.trainers.wants = (WantedRollout("t000001-00000000-000", 1, "secret"),)
