@@ -51,7 +51,7 @@ class Trainers:
         await self._client.lost(self._url(run), await self._credential(run, memory), lost)
 
     async def ask(self, run: Named, memory: RunMemory, job: Manifest, rollouts: int) -> bool:
-        """Ask the trainer of a Job how the run goes, and for so many rollouts at most that wait. Whether anything is new."""
+        """Ask a Job's trainer how the run goes, and for so many rollouts at most that wait. Whether anything is new."""
         loop = asyncio.get_running_loop()
         trainer, job_uid = memory.trainer, job["metadata"]["uid"]
         if trainer is None or trainer.job_uid != job_uid:
