@@ -25,7 +25,7 @@ from kitestring_api import names
 from kitestring_rollout.worker.config import Listener, WorkerConfig
 from kitestring_rollout.worker.launcher_socket import LOCK_NAME
 from kitestring_rollout.worker.main import WorkerMistake
-from kitestring_rollout.worker.worker import STILLBORN_IN_A_ROW, Unfit
+from kitestring_rollout.worker.worker import STILLBORN_IN_A_ROW, Unfit, is_unfit
 from tests.worker.conftest import PATH, WorkerHere, living, worker_config
 from tests.worker.executor_contract import Setup, marked, python
 from tests.worker.fake_queue import FakeQueue, make_lease
@@ -556,8 +556,20 @@ async def test_no_agent_bars_the_next_from_its_folder(pods: Pods, queue: FakeQue
         assert (finish.ended, finish.exit_code) == ("exited", 7), (finish.message, finish.log_tail)
 
 
-async def test_a_worker_beside_which_no_agent_can_be_made_ready_ends(pods: Pods, queue: FakeQueue) -> None:
+@pytest.mark.parametrize(
+    ("at", "unfit"),
+    [([], False), ([0.0, 20.0], False), ([0.0, 0.1, 0.2], False), ([0.0, 4.0, 9.9], False), ([0.0, 4.0, 10.0], True)],
+)
+def test_a_shortage_of_moments_makes_no_worker_unfit(at: list[float], unfit: bool) -> None:
+    assert is_unfit(at) is unfit
+
+
+async def test_a_worker_beside_which_no_agent_can_be_made_ready_ends(
+    pods: Pods, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would fail each at once, and so draw most of those that wait. What runs may end before."""
+    monkeypatch.setattr("kitestring_rollout.worker.worker.STILLBORN_SECONDS", 0.0)
+    monkeypatch.setattr("kitestring_rollout.worker.worker.STILLBORN_PAUSE", 0.0)
     scratch, go = pods.folder / "scratch" / "inner", pods.folder / "go"
     os.mkfifo(go, 0o666)
     go.chmod(0o666)

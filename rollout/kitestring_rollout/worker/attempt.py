@@ -56,9 +56,9 @@ class Attempt:
         self._launcher = launcher
         self._queue = queue
         self._gateways = gateways
-        self._leased_at = time.monotonic()
+        self.leased_at = time.monotonic()
         self._agent: RunningAgent | None = None
-        self._renewed_at = self._leased_at
+        self._renewed_at = self.leased_at
         self._draining = asyncio.Event()
         self._unwanted = asyncio.Event()
         self._cancelled = False
@@ -157,7 +157,7 @@ class Attempt:
             await self._until_next_beat(interval)
             asked_at = time.monotonic()
             try:
-                reply = await self._queue.heartbeat(self.lease.lease, asked_at - self._leased_at)
+                reply = await self._queue.heartbeat(self.lease.lease, asked_at - self.leased_at)
             except LeaseGone:
                 log.warning("attempt %s of %s: the lease is gone; its agent is killed", *self._ids())
                 self.drop()
@@ -197,7 +197,7 @@ class Attempt:
     def _report(self, end: AgentEnd, has_output: bool) -> Finish:
         agent = self._agent
         known = agent is not None and agent.started.done() and not agent.started.cancelled()
-        begun = agent.started.result() if agent is not None and known else self._leased_at
+        begun = agent.started.result() if agent is not None and known else self.leased_at
         return Finish(
             attempt=self.lease.attempt,
             ended=cast(EndKind, end.ended),
@@ -209,7 +209,7 @@ class Attempt:
             log_tail=end.log_tail,
             log_bytes=end.log_bytes,
             seconds=end.seconds,
-            start_seconds=max(0.0, begun - self._leased_at),
+            start_seconds=max(0.0, begun - self.leased_at),
         )
 
     async def _excused(self, finish: Finish) -> Finish:
@@ -232,5 +232,5 @@ class Attempt:
         return self._finish("executorLost", str(error))
 
     def _finish(self, ended: EndKind, message: str, signal: int | None = None) -> Finish:
-        seconds = time.monotonic() - self._leased_at
+        seconds = time.monotonic() - self.leased_at
         return Finish(attempt=self.lease.attempt, ended=ended, signal=signal, message=message[:4096], seconds=seconds)

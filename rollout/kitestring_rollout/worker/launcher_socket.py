@@ -65,7 +65,7 @@ class PodPlan:
     cwd: str
     """Of the interpreter; empty: the container's."""
     scratch: str
-    """Folder of the agents' scratch folders, which the launcher makes, or empties."""
+    """Folder of the agents' scratch folders; the launcher makes it, or sweeps out what earlier ones left."""
 
 
 class LauncherSocket:
@@ -179,7 +179,8 @@ class LauncherSocket:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ALONE_SECONDS):
                 await self._stopping.wait()
-        return not (self._stopping.is_set() or self._is_ending)
+        is_gone = self._control is None  # else it lives, and merely does not answer
+        return is_gone and not (self._stopping.is_set() or self._is_ending)
 
     def _tell_who_asked(self, lives: bool) -> None:
         for answer in self._asked:

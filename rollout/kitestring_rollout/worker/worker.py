@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kitestring_rollout.protocol.queue import Finish, Lease, LeaseRequest
@@ -24,12 +25,21 @@ LONGEST_PAUSE = 5.0
 STILLBORN_IN_A_ROW = 3
 """Attempts whose agents could not be made ready, one after the other, after which a worker takes no more: it would fail
 them at once, and so draw most of those that wait."""
+STILLBORN_SECONDS = 10.0
+"""For so long at least, from the first of them to the last: a shortage of processes or memory passes."""
+STILLBORN_PAUSE = 5.0
+"""After each of them; then one attempt is taken, to see whether there can be an agent again."""
 LAST_WORD_SECONDS = 30.0
 """How long, after it was told to stop, the worker tries to reach the queue with what is still to be said."""
 
 
 class Unfit(Exception):
     """No agent can be made ready here any more; a new start of worker and launcher may help. The text says why."""
+
+
+def is_unfit(stillborn: Sequence[float]) -> bool:
+    """Whether there is nothing to hope for, given when attempts in a row died before there was an agent, in seconds."""
+    return len(stillborn) >= STILLBORN_IN_A_ROW and stillborn[-1] - stillborn[0] >= STILLBORN_SECONDS
 
 
 class Worker:
@@ -54,8 +64,8 @@ class Worker:
         self._gateways = ProvenGateways()
         self._name = config.name.replace("{hostname}", socket.gethostname())
         self._stopping = asyncio.Event()
-        self._stillborn: list[str] = []
-        """What the last attempts in a row died of before there was an agent."""
+        self._stillborn: list[tuple[float, str]] = []
+        """When the last attempts in a row died before there was an agent, and of what."""
         self._running: dict[asyncio.Task[Finish | None], Attempt] = {}
         self._reporting: set[asyncio.Task[None]] = set()
         self._answered = False
@@ -88,16 +98,21 @@ class Worker:
         done = False
         try:
             while not self._stopping.is_set():
-                if len(self._stillborn) >= STILLBORN_IN_A_ROW:
-                    why = f"{len(self._stillborn)} agents in a row could not be made ready: {self._stillborn[-1]}"
+                if is_unfit([at for at, _ in self._stillborn]):
+                    count, (_, last) = len(self._stillborn), self._stillborn[-1]
                     if await self._until_reported():
-                        raise Unfit(why)
+                        raise Unfit(f"{count} agents in a row could not be made ready: {last}")
                     break
                 free = self._config.capacity - len(self._running)
                 if free <= 0 or len(self._reporting) > self._config.capacity:
                     await self._wait({*self._running, *self._reporting})
                     continue
                 await self._until_ready()
+                if self._stillborn:
+                    await self._pause(STILLBORN_PAUSE)
+                    if self._stopping.is_set():
+                        continue
+                    free = 1
                 for lease in await self._lease(free):
                     self._begin(lease)
                 if self._running and self._config.rollout is not None:
@@ -211,9 +226,9 @@ class Worker:
             return
         finish = task.result()
         if finish is not None and attempt.is_stillborn:
-            self._stillborn.append(finish.message or finish.ended)
-        elif attempt.was_launched:
-            self._stillborn.clear()
+            self._stillborn.append((time.monotonic(), finish.message or finish.ended))
+        elif attempt.was_launched:  # one that was there before them says nothing of now
+            self._stillborn = [(at, why) for at, why in self._stillborn if at > attempt.leased_at]
         if finish is not None:
             reporting = asyncio.create_task(self._report(attempt.lease, finish))
             self._reporting.add(reporting)
