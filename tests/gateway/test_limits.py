@@ -189,6 +189,14 @@ SHAPES = {
 }
 
 
+def test_a_wide_character_widens_its_own_text_alone() -> None:
+    plain = [{"role": "user", "content": "word, time: 12:00 " * 60} for _ in range(300)]
+    marked = [*plain, {"role": "user", "content": "😀"}]
+    without, with_one = (orjson.dumps(body) for body in (plain, marked))
+    assert widening(without) == 0
+    assert widening(with_one) < 1000 < len(with_one)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_a_body_takes_is_estimated_from_above(shape: str) -> None:
     raw = json.dumps(SHAPES[shape], separators=(",", ":")).encode()

@@ -85,7 +85,7 @@ _ENTRY: Final = 110
 """Bytes of an object's key and of its place in the object, beyond those of its value."""
 _QUOTE: Final = ord('"')
 _BACKSLASH: Final = ord("\\")
-_EXACT_FROM_BYTES: Final = 1 << 20
+_EXACT_FROM_BYTES: Final = 64 << 10
 
 
 def unfolding(raw: bytes) -> int:
