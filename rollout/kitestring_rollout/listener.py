@@ -1,8 +1,8 @@
 """An HTTP port that strangers reach: connections bounded in number, in what each may hold, and in how long it may wait.
 
 aiohttp bounds none of this together: without it, whoever reaches the port takes the process's memory or its
-descriptors with connections that send half a request's head, or nothing. A request that is being served is not touched,
-however long its reply takes: the parts bound those themselves.
+descriptors with connections that send half a request's head, or nothing. How long a reply takes is no matter of this:
+the parts bound that themselves.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ REASONS: Final = (CROWDED, REFUSED, HEAD_TOO_LARGE, HEAD_TOO_SLOW, BODY_STOPPED,
 class Limits:
     """Of one port. Times in seconds."""
 
-    waiting: int = 1024
+    waiting: int = 8192
     """Connections that may be idle, or in a request's head, at once; the ones that have waited longest make room."""
     head_bytes: int = 16_384
     """Of a request's line and headers together; what Node's servers take, so that clients keep to it."""
     head_seconds: float = 30.0
     """From a head's first byte to its last."""
-    keepalive_seconds: float = 120.0
-    """Until an idle connection is closed: longer than clients' pools keep one (Go's 90 s, the others' less), so that
-    none is closed as a client takes it up."""
+    keepalive_seconds: float = 3630.0
+    """Until an idle connection is closed: longer than proxies keep one (an hour), since a request that meets the close
+    is lost. How many may be idle is bounded anyway."""
     body_seconds: float = 60.0
     """Without a byte of a body that is not complete."""
     reply_seconds: float = 300.0
@@ -176,7 +176,8 @@ class _Door:
     def admit(self, connection: _Connection) -> bool:
         self.connections[connection] = None
         self._look_in -= 1
-        if self._look_in <= 0 and len(self.connections) > self._waiting:
+        is_full = len(self.connections) > self._most
+        if is_full or (self._look_in <= 0 and len(self.connections) > self._waiting):
             self._look_in = self._batch
             self._make_room()
         if len(self.connections) <= self._most:

@@ -328,7 +328,7 @@ async def test_the_next_request_may_come_a_little_early(open_port: Open) -> None
         client[1].close()
 
 
-async def test_a_client_that_is_refused_while_it_sends_reads_the_answer(open_port: Open) -> None:
+async def test_a_client_whose_body_ends_while_it_is_answered_reads_all_of_it(open_port: Open) -> None:
     async with open_port() as port:
         client = await port.connect(b"GET /large HTTP/1.1\r\nHost: here\r\nContent-Length: 3\r\n\r\n")
         await port.served.wait()
@@ -359,7 +359,7 @@ def test_the_address_that_has_most_makes_room_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("open_files", "expected"), [(0, (16, 8)), (1024, (384, 192)), (65_536, (32_640, 1024)), (1 << 20, (524_160, 1024))]
+    ("open_files", "expected"), [(0, (16, 8)), (1024, (384, 192)), (65_536, (32_640, 8192)), (1 << 20, (524_160, 8192))]
 )
 def test_room_follows_the_descriptors(open_files: int, expected: tuple[int, int]) -> None:
     assert room(Limits(), open_files) == expected

@@ -15,7 +15,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from kitestring_rollout.listener import Limits, Listener
+from kitestring_rollout.listener import Listener
 from kitestring_rollout.protocol.run_status import RunStatus
 from kitestring_trainer.errors import UserMistakeError
 from kitestring_trainer.live import Change, no_change
@@ -30,8 +30,6 @@ from kitestring_trainer.queue.service import RolloutQueue
 logger = logging.getLogger(__name__)
 SWEPT_SECONDS = 1.0
 """How long a start waits for gateways to say what they hold."""
-WORKERS = 8192
-"""Connections that may wait at once: a worker's is idle between two heartbeats."""
 Answer = TypeVar("Answer")
 
 
@@ -144,7 +142,7 @@ class QueueThread:
         server = QueueServer(self.queue, self._status, settings.credential, self._change)
         # Without cancellation a worker that went away while it waited would still be given a lease.
         runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=5.0)
-        self._listener = Listener(runner, Limits(waiting=WORKERS))
+        self._listener = Listener(runner)
         try:
             _, port = await self._listener.start(settings.host, settings.port)
         except OSError as error:
