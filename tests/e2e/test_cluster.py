@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,31 @@ def test_a_cluster_of_the_user_needs_both_names(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setenv(name, "some")
     with pytest.raises(Failed, match="name images that it can pull in E2E_IMAGE_PREFIX and E2E_IMAGE_TAG"):
         harness_images.provide()
+
+
+# --- Network ---
+
+
+def test_every_node_is_wired_however_late_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {
+            "metadata": {"name": f"node-{number}"},
+            "spec": {"podCIDR": f"10.244.{number}.0/24"},
+            "status": {"addresses": [{"type": "InternalIP", "address": f"172.18.0.{number}"}]},
+        }
+        for number in range(3)
+    ]
+    looks = iter([nodes[:2], [*nodes[:2], {**nodes[2], "spec": {}}], nodes])
+    wired: list[str] = []
+
+    def kubectl(*arguments: object) -> str:
+        return json.dumps({"items": next(looks)}) if arguments[0] == "get" else ""
+
+    monkeypatch.setattr(network, "kubectl", kubectl)
+    monkeypatch.setattr(network, "docker", lambda *arguments, stdin: wired.append(arguments[2]))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    network.install(3)
+    assert wired == ["node-0", "node-1", "node-2"]
 
 
 # --- Programs ---
