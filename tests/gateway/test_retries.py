@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -94,6 +96,13 @@ LARGE = Plan(pieces=[("x" * 8_000_000, [11], [-0.5])])
 
 async def lose_reply(gateway: Gateway, opened: Opened, body: dict[str, Any]) -> None:
     """Sends a call and goes away without reading the reply, which is larger than the kernel's buffers."""
+    async with reply_unread(gateway, opened, body):
+        pass
+
+
+@asynccontextmanager
+async def reply_unread(gateway: Gateway, opened: Opened, body: dict[str, Any]) -> AsyncIterator[None]:
+    """A call whose reply has begun and is not read; it is left at the end."""
     url = gateway.urls["agents"].removeprefix("http://")
     host, port = url.split(":")
     raw = orjson.dumps(body)
@@ -107,6 +116,7 @@ async def lose_reply(gateway: Gateway, opened: Opened, body: dict[str, Any]) -> 
         connection, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
     )
     assert await loop.sock_recv(connection, 1000)
+    yield
     connection.close()
     await asyncio.wait_for(gateway.left.wait(), 5)
 
@@ -141,6 +151,18 @@ async def test_a_retry_fetches_the_reply_that_did_not_arrive(gateway: Gateway, h
     await lose_reply(gateway, opened, chat())
     status, body = await gateway.post(opened, orjson.dumps(chat()), **headers)
     assert status == 200 and len(body["choices"][0]["message"]["content"]) == 8_000_000
+    fenced = await gateway.fence(opened)
+    assert (fenced["n_calls"], fenced["calls"]["ok"], fenced["calls"]["undelivered"]) == (1, 1, 0)
+    assert [(record.seq, record.outcome, record.error) for record in gateway.records] == [(1, "ok", None)]
+
+
+async def test_a_reply_that_a_retry_fetched_meanwhile_has_arrived(gateway: Gateway) -> None:
+    """The first request hangs, its client repeats it, and then gives the first one up."""
+    opened = await gateway.open()
+    gateway.policy.say(LARGE, Plan())
+    async with reply_unread(gateway, opened, chat()):
+        status, body = await gateway.post(opened, orjson.dumps(chat()), **RETRY)
+        assert status == 200 and len(body["choices"][0]["message"]["content"]) == 8_000_000
     fenced = await gateway.fence(opened)
     assert (fenced["n_calls"], fenced["calls"]["ok"], fenced["calls"]["undelivered"]) == (1, 1, 0)
     assert [(record.seq, record.outcome, record.error) for record in gateway.records] == [(1, "ok", None)]

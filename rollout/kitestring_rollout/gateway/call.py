@@ -51,7 +51,7 @@ class Call:
 
     def end_early(self) -> Outcome:
         """The agent went away, or its attempt was closed: what that makes of the call."""
-        if self.delivered:
+        if self.delivered or self.entry.delivered:  # maybe by a retry, while this was still being sent
             return "ok"
         self.error = "the agent went away" if self.session.open else "the attempt was closed"
         if self.waits_for_server:
