@@ -67,6 +67,12 @@ def test_no_reason_speaks_to_a_terminal(field: str) -> None:
     assert classify(finish, 1.0) == (CLASS_AGENT_FAILED, "exit code 1: ]0;mine[2Jall well: ünïcödé ☃")
 
 
+def test_a_reason_is_one_line() -> None:
+    finish = Finish(attempt="a", ended="executorLost", seconds=1.0, message="lost\r\nERROR forged\u2028more")
+    _, reason = classify(finish, 1.0)
+    assert reason is not None and reason.splitlines() == [reason] and "lost ERROR forged more" in reason
+
+
 def test_a_proven_attempt_is_what_its_end_record_says() -> None:
     found = proof(FIRST)
     ending = judge(found.end, found.calls, accepted)

@@ -25,11 +25,13 @@ ERROR_IN_REASON = 200
 def classify(finish: Finish | None, deadline_seconds: float) -> tuple[str, str | None]:
     """Failure class and reason of an attempt by how its agent ended; None: the executor never said.
 
-    The reason goes into logs, and what an agent has said into the reason: no control character does, which could forge
-    what a terminal shows of a log.
+    The reason goes into logs, and what an agent has said into the reason: it is one line without control characters,
+    which could forge lines of a log, or what a terminal shows of it.
     """
     klass, reason = _classified(finish, deadline_seconds)
-    return klass, None if reason is None else "".join(sign for sign in reason if sign.isprintable() or sign == "\n")
+    if reason is None:
+        return klass, None
+    return klass, "".join(sign for sign in " ".join(reason.splitlines()) if sign.isprintable())
 
 
 def _classified(finish: Finish | None, deadline_seconds: float) -> tuple[str, str | None]:  # noqa: PLR0911  a table
