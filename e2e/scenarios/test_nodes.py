@@ -188,8 +188,10 @@ def test_deleted_jobs_and_runs(images: Images, namespace: Namespace, store: Obje
         assert second.keys() == first.keys() and not set(second.values()) & set(first.values()), "another run"
         deleted = min(second)
         (job,) = namespace.listed(JOB, f"{names.LABEL_ROLLOUT}={deleted}")
+        (pod,) = namespace.pods(f"{names.LABEL_ROLLOUT}={deleted}")
         namespace.delete(JOB, job["metadata"]["name"])
-        namespace.until_gone(JOB, seconds=60, name=job["metadata"]["name"])
+        # the pod outlives its Job for moments in which an agent that goes on would end well
+        namespace.until_gone(POD, seconds=60, name=pod["metadata"]["name"])
         gate.open("step-1")
         run = runs.until_finished(namespace, "run", seconds=120)
     runs.assert_succeeded(run)
