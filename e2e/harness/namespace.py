@@ -116,16 +116,20 @@ class Namespace:
         return {kind: items for kind, items in found.items() if items}
 
     def remove(self, *, seconds: float = 120) -> None:
-        """Delete runs and pools as a user would, then the namespace; raises NotYet when something stays."""
+        """Delete runs and pools as a user would, then the namespace; raises NotYet when something stays.
+
+        A namespace deletes nothing before its pods are gone, and looks for that once a minute only: so it goes last.
+        """
         deadline = time.monotonic() + seconds
         for kind in (RUN, POOL):
             for item in self.listed(kind):
                 self.delete(kind, item["metadata"]["name"])
         for kind in (RUN, POOL):
             self.until_gone(kind, seconds=max(1.0, deadline - time.monotonic()))
+        self.until_gone(POD, seconds=max(1.0, deadline - time.monotonic()), selector=names.LABEL_RUN)
         self.api.delete(NAMESPACE, self.name)
         try:
-            self.api.until_gone(NAMESPACE, None, seconds=max(1.0, deadline - time.monotonic()), name=self.name)
+            self.api.until_gone(NAMESPACE, None, seconds=seconds, name=self.name)
         except NotYet as late:
             left = {kind.name: [item["metadata"]["name"] for item in self.listed(kind)] for kind in (*OF_A_RUN, EVENT)}
             raise NotYet(f"{late}; left: { ({kind: items for kind, items in left.items() if items}) }") from None
