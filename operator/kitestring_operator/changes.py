@@ -68,9 +68,9 @@ def _is_kept(manifest: Manifest) -> bool:
 
 def _resized(ref: ObjectRef, manifest: Manifest, there: Manifest) -> Iterator[Resize]:
     field = SIZE[ref.kind]
-    size = manifest["spec"].get(field)
-    if size is not None and size != (there.get("spec") or {}).get(field):
-        yield Resize(ref, {"spec": {field: size}}, grows=size > (there.get("spec") or {}).get(field, 1))
+    size, found = manifest["spec"].get(field), (there.get("spec") or {}).get(field)
+    if size is not None and size != found:
+        yield Resize(ref, {"spec": {field: size}}, grows=found is None or size > found)
 
 
 def _hash(manifest: Manifest) -> str | None:

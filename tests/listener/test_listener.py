@@ -300,22 +300,16 @@ async def test_beyond_what_descriptors_allow_a_connection_is_refused(
             client[1].close()
 
 
-async def test_requests_that_queue_behind_a_held_one_are_bounded(open_port: Open) -> None:
+@pytest.mark.parametrize(
+    ("behind", "reason"), [(GET * 20, PIPELINING), (head(60_000), HEAD_TOO_LARGE)], ids=["requests", "a head"]
+)
+async def test_what_queues_behind_a_held_request_is_bounded(open_port: Open, behind: bytes, reason: str) -> None:
     async with open_port() as port:
         client = await port.connect(b"GET /held HTTP/1.1\r\nHost: here\r\n\r\n")
         await port.served.wait()
-        client[1].write(GET * 20)
+        client[1].write(behind)
         await ended(client)
-        assert port.closed == [PIPELINING]
-
-
-async def test_a_head_behind_a_held_request_is_bounded(open_port: Open) -> None:
-    async with open_port() as port:
-        client = await port.connect(b"GET /held HTTP/1.1\r\nHost: here\r\n\r\n")
-        await port.served.wait()
-        client[1].write(head(60_000))
-        await ended(client)
-        assert port.closed == [HEAD_TOO_LARGE]
+        assert port.closed == [reason]
 
 
 async def test_the_next_request_may_come_a_little_early(open_port: Open) -> None:

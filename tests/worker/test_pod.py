@@ -312,11 +312,16 @@ def forge(path: Path, said: bytes, agents: int) -> None:
         control.recv(100)
 
 
+async def alone_in_pod(folder: Path, queue: FakeQueue) -> WorkerHere:
+    """A worker that waits for its launcher, which the test plays."""
+    worker = WorkerHere(in_pod(worker_config(folder, queue.url, Setup(command=["true"]), []), folder))
+    await worker.begin()
+    return worker
+
+
 async def test_a_guardian_that_dies_before_there_is_an_agent(tmp_path: Path, queue: FakeQueue) -> None:
     """For want of processes or memory, or by another agent: not by its own."""
-    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
-    worker = WorkerHere(config)
-    await worker.begin()
+    worker = await alone_in_pod(tmp_path, queue)
 
     def launcher() -> None:
         with introduced(tmp_path / "socket" / "launcher.sock") as control:
@@ -335,12 +340,10 @@ async def test_a_guardian_that_dies_before_there_is_an_agent(tmp_path: Path, que
 
 @pytest.mark.parametrize("said", [None, {"ending": "too many open files"}, {"draining": True}])
 async def test_guardians_that_die_with_their_launcher(
-    tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any] | None
+    tmp_path: Path, queue: FakeQueue, said: dict[str, Any] | None
 ) -> None:
     """In whatever order. Without a word the kernel ends a whole container, for the memory that its agents took."""
-    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
-    worker = WorkerHere(config)
-    await worker.begin()
+    worker = await alone_in_pod(tmp_path, queue)
 
     def launcher() -> None:
         with introduced(tmp_path / "socket" / "launcher.sock") as control:
@@ -361,9 +364,7 @@ async def test_guardians_that_die_with_their_launcher(
 
 
 async def test_an_agent_that_was_not_there_when_its_launcher_was_killed(tmp_path: Path, queue: FakeQueue) -> None:
-    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
-    worker = WorkerHere(config)
-    await worker.begin()
+    worker = await alone_in_pod(tmp_path, queue)
 
     def launcher() -> None:
         with introduced(tmp_path / "socket" / "launcher.sock") as control:
@@ -416,9 +417,7 @@ FORGED = {
 @pytest.mark.parametrize("kind", FORGED)
 async def test_a_forged_launcher_harms_no_worker(tmp_path: Path, queue: FakeQueue, kind: str) -> None:
     """Whoever has taken over the container of the agents."""
-    config = in_pod(worker_config(tmp_path, queue.url, Setup(command=["true"]), []), tmp_path)
-    worker = WorkerHere(config)
-    await worker.begin()
+    worker = await alone_in_pod(tmp_path, queue)
     forging = asyncio.create_task(asyncio.to_thread(forge, tmp_path / "socket" / "launcher.sock", FORGED[kind], 2))
     ends = [await queue.run(make_lease()) for _ in range(2)]
     assert [end.ended for end in ends] == ["executorLost"] * 2
