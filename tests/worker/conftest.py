@@ -159,3 +159,9 @@ async def start_executor(tmp_path: Path, queue: FakeQueue, preload: list[str]) -
     await queue.end()
     for worker in started:
         await worker.stop()
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.ALONE_SECONDS", 0.02)

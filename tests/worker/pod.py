@@ -20,6 +20,8 @@ from tests.worker.conftest import PATH, WorkerApart, WorkerHere
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "rollout" / "launcher"
 RESTART_CODES = (1, 3)
+KILLED = "the container of the agents was killed while they ran, as for their memory"
+"""Of an agent whose launcher has gone without a word."""
 """After which a container is started again here. A kubelet does so after others too, but no test waits for that."""
 
 
