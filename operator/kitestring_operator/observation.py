@@ -24,7 +24,15 @@ from kitestring_operator.pods import controller_uid
 from kitestring_operator.queueing import flavors_of, may_change
 from kitestring_operator.references import Reference, missing_of, references
 from kitestring_operator.refused_pods import RefusedPods
-from kitestring_operator.trainer_job import CONTAINER, EndKind, is_active, newest_trainer, number_of, trainer_jobs
+from kitestring_operator.trainer_job import (
+    CONTAINER,
+    EndKind,
+    has_ended,
+    is_active,
+    newest_trainer,
+    number_of,
+    trainer_jobs,
+)
 
 LOG_LINES: Final = 20
 LOG_READ_BYTES: Final = 256 * 1024
@@ -235,8 +243,11 @@ class Observation:
 
 
 def _is_another(newest: Manifest, said: TrainerMemory) -> bool:
-    """Whether the newest Job is not the one that was asked, nor one before it: of those, ended ones are kept."""
-    return number_of(newest) >= said.number and newest["metadata"]["uid"] != said.job_uid
+    """Whether the newest Job is not the one that was asked, nor one before it that has ended: those are kept. One that
+    goes on comes after it whatever its number: numbers begin anew where no Job is left."""
+    if newest["metadata"]["uid"] == said.job_uid:
+        return False
+    return number_of(newest) >= said.number or not has_ended(newest)
 
 
 def _report(trainer: TrainerMemory) -> TrainerReport | None:

@@ -146,12 +146,12 @@ class TrainerJob:
     @property
     def is_over(self) -> bool:
         """Whether Kubernetes knows that it has ended: it does not of one whose node never answers again."""
-        return any(condition(self.job, kind) == "True" for kind in ENDED)
+        return has_ended(self.job)
 
     @property
     def seconds_to_give_up(self) -> float | None:
-        """Until it counts as gone, unless it ends before; None: no pod that has not ended is being deleted."""
-        times = [gone_at for gone_at in map(_gone_at, self.pods) if gone_at is not None]
+        """Until it may count as gone, unless it ends before; None: no pod is being deleted that may still be there."""
+        times = [gone_at for gone_at in map(_gone_at, self.pods) if gone_at is not None and gone_at > self.now]
         return (max(times) - self.now).total_seconds() if times else None
 
     @property
@@ -216,6 +216,11 @@ def newest_trainer(objects: Iterable[Manifest]) -> Manifest | None:
 def number_of(job: Manifest) -> int:
     """N of RUN-trainer-N."""
     return _count((job["metadata"].get("annotations") or {}).get(names.ANNOTATION_TRAINER_NUMBER), 1)
+
+
+def has_ended(job: Manifest) -> bool:
+    """Whether Kubernetes says so."""
+    return any(condition(job, kind) == "True" for kind in ENDED)
 
 
 def is_active(job: Manifest) -> bool:

@@ -108,6 +108,23 @@ async def test_the_last_words_count_before_those_of_an_older_trainer_that_is_kep
     assert (world.status()["phase"], world.status()["step"]) == ("Suspending", 2)
 
 
+async def test_no_older_words_are_those_of_a_trainer_whose_number_was_given_before() -> None:
+    """The first one's node was lost, the second was deleted when the run was suspended: numbers begin anew."""
+    world = await running()
+    lose_node(world, "calculator-trainer-1-0", ago=121)
+    await world.settle()
+    world.trainers.says = report(step=2)
+    await world.settle()
+    assert (world.status()["phase"], world.there("Job")) == ("Running", {"calculator-trainer-2"})
+    suspend(world, suspended=True)
+    await world.settle()
+    suspend(world, suspended=False)
+    for _ in range(4):
+        await look(world)
+        assert world.status()["phase"] == "Starting"
+    assert world.there("Job") == {"calculator-trainer-1"}
+
+
 async def test_no_rollout_is_started_for_a_trainer_that_is_gone() -> None:
     world = await running("Job")
     world.trainers.wants = (WantedRollout("t000001-00000000-000", 1, "secret"),)

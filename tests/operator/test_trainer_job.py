@@ -219,3 +219,18 @@ def test_a_pod_whose_node_never_answers_again_has_been_taken_away(pods: list[dic
 
 def test_what_a_job_says_of_its_end_counts_before_what_its_pod_does_not_say() -> None:
     assert end(deleted(pod(None, phase="Running"), 999), conditions=("Complete",)).kind is EndKind.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("pods", "seconds"),
+    [
+        ([pod(None, phase="Running")], None),
+        ([deleted(pod(None, phase="Running"), 100)], 20),
+        ([deleted(pod(None, phase="Running"), 90), deleted(pod(None, index=1, phase="Running"), 100)], 30),
+        # the other one keeps it from being given up, for as long as it lives: its end is an event
+        ([pod(None, phase="Running"), deleted(pod(None, index=1, phase="Running"), 121)], None),
+        ([deleted(pod(None, phase="Running"), 100), deleted(pod(None, index=1, phase="Running"), 121)], 20),
+    ],
+)
+def test_it_is_looked_at_again_when_it_may_count_as_gone(pods: list[dict[str, Any]], seconds: float | None) -> None:
+    assert TrainerJob(job(), tuple(pods), 1, Losses(), NOW).seconds_to_give_up == seconds
