@@ -59,11 +59,14 @@ _POD_REASONS: Final[Mapping[str, str]] = {
 }
 _WORKER_GONE: Final = 3
 _LAUNCHER_ENDS: Final[Mapping[int, str]] = {
-    2: "does not know its arguments",
     _WORKER_GONE: "lost the worker beside it",
+    64: "does not know its arguments",
     names.EXIT_STOPPED: "was told to end before its agent had ended",
 }
 """By exit code (rollout/launcher/main.go)."""
+_LAUNCHER_CRASHED: Final = 2
+"""By its runtime, which got no thread or no memory."""
+_LAUNCHER_KILLED: Final = 137
 
 _ENDLESS: Final = IMAGE_REASONS | CONFIG_REASONS | {"CrashLoopBackOff"}
 """Why a container waits that will wait for ever."""
@@ -153,11 +156,18 @@ def _by_containers(pod: Manifest, name: str) -> _Fault:
         return _infrastructure(f"{name} failed before its agent was started{_colon(_others(ends))}")
     if agent.get("reason") == "OOMKilled":
         return _Fault(names.CLASS_AGENT_FAILED, "the agent's container ran out of memory and was killed")
+    if _was_felled(agent) and "deletionTimestamp" not in pod["metadata"]:
+        # in a pod that nobody ends this is the agent's doing: by what it takes from the launcher beside it
+        return _Fault(names.CLASS_AGENT_FAILED, f"the launcher of {name} {_how(agent)} while the agent ran")
     return _infrastructure(_of_launcher(name, agent, worker) or f"{name} failed{_colon(_others(ends))}")
 
 
+def _was_felled(launcher: Mapping[str, Any]) -> bool:
+    return launcher.get("reason") == "Error" and launcher.get("exitCode") in (_LAUNCHER_CRASHED, _LAUNCHER_KILLED)
+
+
 def _of_launcher(name: str, agent: Mapping[str, Any], worker: Mapping[str, Any]) -> str | None:
-    """The agent's container runs the launcher: how that ended says nothing of the agent. None: it ended well."""
+    """The agent's container runs the launcher: how else that ended says nothing of the agent. None: it ended well."""
     code = int(agent.get("exitCode", 0))
     if agent.get("reason") in ("StartError", "ContainerCannotRun"):
         return f"the launcher of {name} could not be started: {_said(agent.get('message'))}"
