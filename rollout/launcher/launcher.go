@@ -20,12 +20,11 @@ const (
 const lockName = "launcher.lock"
 
 type launcher struct {
-	control    int
-	children   chan os.Signal
-	terminate  chan os.Signal
-	guardians  map[int]bool
-	preloaded  *preloaded // nil: agents are executed
-	terminated bool
+	control   int
+	children  chan os.Signal
+	terminate chan os.Signal
+	guardians map[int]bool
+	preloaded *preloaded // nil: agents are executed
 }
 
 // message is what the worker says: data, and the descriptor of a channel or -1.
@@ -41,14 +40,17 @@ func launch(path string) int {
 		terminate: make(chan os.Signal, 1),
 		guardians: map[int]bool{},
 	}
-	// No signal that an agent sends ends it: agents have the same user.
+	// No signal that an agent sends does anything to it: agents have the same user.
 	standFirm()
 	signal.Notify(l.children, syscall.SIGCHLD)
 	signal.Notify(l.terminate, syscall.SIGTERM)
-	for _, err := range []error{seal(), adopt(), inheritNothing(), obeyOutsidersOnly(syscall.SIGTERM)} {
+	for _, err := range []error{seal(), adopt(), inheritNothing()} {
 		if err != nil {
 			return complain(err)
 		}
+	}
+	if err := keepLimits(); err != nil {
+		complain(fmt.Errorf("agents can change the limits of this process: no filter of system calls: %w", err))
 	}
 	forgetOurs()
 	program, err := os.Executable()
@@ -176,7 +178,8 @@ func (l *launcher) prepare(plan *Plan) {
 	}
 }
 
-// serve does what the worker says until that is to end, or gone.
+// serve does what the worker says until that is to end, or gone. SIGTERM ends nothing any more: agents can send it too,
+// and the worker is told by the kubelet itself that the pod is to end.
 func (l *launcher) serve(messages <-chan message) int {
 	for {
 		select {
@@ -190,11 +193,6 @@ func (l *launcher) serve(messages <-chan message) int {
 				killTree(os.Getpid(), nil)
 				return exitBroken
 			}
-		case <-l.terminate:
-			if !l.terminated {
-				l.terminated = true
-				_ = sendJSON(l.control, map[string]bool{"draining": true})
-			}
 		case answer, open := <-l.preloaded.heard():
 			l.preloaded.forward(answer, open, l.control)
 		case said, open := <-messages:
@@ -202,16 +200,12 @@ func (l *launcher) serve(messages <-chan message) int {
 				l.endAll()
 				return exitWorkerGone
 			}
-			switch end, err := l.obey(said); {
-			case err != nil:
-				// Else it would seem to have been killed, as for the memory of the agents.
-				_ = sendJSON(l.control, map[string]string{"ending": err.Error()})
-				l.endAll()
-				return complain(err)
-			case end == "done":
+			switch l.obey(said) {
+			case "":
+			case "done":
 				l.endAll()
 				return exitEnded
-			case end != "":
+			default:
 				l.endAll()
 				return exitTerminated
 			}
@@ -219,15 +213,20 @@ func (l *launcher) serve(messages <-chan message) int {
 	}
 }
 
-// obey does what one message says, and returns why this is the end if it says so.
-func (l *launcher) obey(said message) (string, error) {
+// obey does what one message says, and returns why this is the end if it says so. An agent that cannot be begun, as
+// where its descriptor did not come for want of them, is one whose channel closes: the next may succeed.
+func (l *launcher) obey(said message) string {
 	if said.fd >= 0 {
 		defer syscall.Close(said.fd)
-		return "", l.begin(said)
+		if err := l.begin(said); err != nil {
+			complain(fmt.Errorf("cannot start a guardian: %w", err))
+		}
+		return ""
 	}
 	var what order
 	if err := json.Unmarshal(said.data, &what); err != nil {
-		return "", err
+		complain(fmt.Errorf("%q came without its descriptor, or is no message of a worker: %w", said.data, err))
+		return ""
 	}
 	if what.Ask {
 		_ = sendJSON(l.control, map[string]bool{"here": true})
@@ -237,7 +236,7 @@ func (l *launcher) obey(said message) (string, error) {
 	} else if l.guardians[what.Kill] {
 		signalTo(what.Kill, syscall.SIGKILL)
 	}
-	return what.End, nil
+	return what.End
 }
 
 // begin gives a channel to a guardian. Made for the attempt and not before it: where one rollout runs at a time no
@@ -258,9 +257,7 @@ func (l *launcher) begin(said message) error {
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		// Closing the channel tells the worker; the next may succeed.
-		complain(fmt.Errorf("cannot start a guardian: %w", err))
-		return nil
+		return err
 	}
 	l.guardians[pid] = true
 	return nil

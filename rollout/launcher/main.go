@@ -22,9 +22,9 @@ const usage = `usage: launcher --socket PATH   start agents for the worker that 
 const (
 	exitEnded      = 0   // the worker said that the run has ended, or its one rollout
 	exitBroken     = 1   // a fault of ours
-	exitUsage      = 2   // wrong arguments
 	exitWorkerGone = 3   // the worker went without a word: its agents were ended
-	exitTerminated = 143 // stopped, by SIGTERM to it or to the worker, when what was running had ended
+	exitUsage      = 64  // wrong arguments (sysexits.h); not 2, by which the runtime ends what it cannot go on with
+	exitTerminated = 143 // the worker was stopped, and what was running has ended; or SIGTERM before a worker came
 )
 
 // What runs below the launcher is this program too, under these names.

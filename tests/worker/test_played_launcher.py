@@ -80,11 +80,13 @@ async def test_a_guardian_that_dies_before_there_is_an_agent(tmp_path: Path, que
     await serving
 
 
-@pytest.mark.parametrize("said", [None, {"ending": "too many open files"}, {"draining": True}])
+@pytest.mark.parametrize("said", [None, {"draining": True}])
+@pytest.mark.parametrize("is_pod_ending", [False, True])
 async def test_guardians_that_die_with_their_launcher(
-    tmp_path: Path, queue: FakeQueue, said: dict[str, Any] | None
+    tmp_path: Path, queue: FakeQueue, said: dict[str, Any] | None, is_pod_ending: bool
 ) -> None:
-    """In whatever order. Without a word the kernel ends a whole container, for the memory that its agents took."""
+    """In whatever order. The kernel ends a whole container for the memory that its agents took; and a kubelet when the
+    pod is to end, of which it tells the worker. What the launcher says of it is of no account."""
     worker = await alone_in_pod(tmp_path, queue)
 
     def launcher() -> None:
@@ -98,11 +100,40 @@ async def test_guardians_that_die_with_their_launcher(
             assert json.loads(control.recv(100)) == {"ask": True}
 
     serving = asyncio.create_task(asyncio.to_thread(launcher))
-    finish = await queue.run(make_lease())
-    expected = ("executorLost", "the launcher died, and its agents with it") if said else ("signalled", KILLED)
-    assert (finish.ended, finish.message) == expected
+    lease = await queue.put(make_lease())
     await serving
+    if is_pod_ending:
+        await worker.stop()
+    finish = await queue.finished(lease)
+    lost = ("executorLost", "the launcher died, and its agents with it")
+    assert (finish.ended, finish.message) == (lost if is_pod_ending else ("signalled", KILLED))
     await worker.stop()
+
+
+async def test_a_guardian_that_dies_where_the_launcher_has_no_time_to_answer(
+    tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents can take it all: hundreds of processes, and a low priority for the launcher, which has their user."""
+    monkeypatch.setattr("kitestring_rollout.worker.launcher_socket.ANSWER_SECONDS", 0.05)
+    worker = await alone_in_pod(tmp_path, queue)
+
+    def launcher() -> None:
+        with introduced(tmp_path / "socket" / "launcher.sock") as control:
+            _, fds, _, _ = socket.recv_fds(control, 100, 1)
+            with socket.socket(fileno=fds[0]) as channel:
+                assert channel.recv(1 << 16)
+                channel.sendall(forged({"event": "launching", "guardian": 2}))
+            assert json.loads(control.recv(100)) == {"ask": True}
+            control.recv(100)
+
+    serving = asyncio.create_task(asyncio.to_thread(launcher))
+    finish = await queue.run(make_lease())
+    assert (finish.ended, finish.message) == (
+        "signalled",
+        "the process that guards the agent died while it ran: the agent's own doing",
+    )
+    await worker.stop()
+    await serving
 
 
 async def test_an_agent_that_was_not_there_when_its_launcher_was_killed(tmp_path: Path, queue: FakeQueue) -> None:

@@ -577,8 +577,13 @@ class TestPreloaded:
 # --- How a pod ends -------------------------------------------------------------------------------------------------
 
 
+def tell_to_end(pod: PodHere) -> None:
+    """As a kubelet does when the pod is to end: SIGTERM to the container, and to the worker by its preStop."""
+    os.kill(pod.container.pid, signal.SIGTERM)
+    pod.stopping.set()
+
+
 async def drained(pods: Pods, queue: FakeQueue) -> None:
-    """A pod is told to end: first the containers, then, when they have ended, the sidecars."""
     go = pods.folder / "go"
     os.mkfifo(go, 0o666)
     go.chmod(0o666)
@@ -589,7 +594,7 @@ async def drained(pods: Pods, queue: FakeQueue) -> None:
     async with asyncio.timeout(10):
         while not queue.asking:  # noqa: ASYNC110 (until its next request has arrived)
             await asyncio.sleep(0.01)
-    os.kill(pod.container.pid, signal.SIGTERM)
+    tell_to_end(pod)
     async with asyncio.timeout(10):
         while queue.asking:  # noqa: ASYNC110 (nobody says when a request was given up)
             await asyncio.sleep(0.01)
@@ -610,7 +615,7 @@ async def test_a_drain_ends_agents_that_take_too_long(pods: Pods, queue: FakeQue
     pod = await pods.start(Setup(command=python(f"{mark}import time; time.sleep(600)"), drain_seconds=0.1))
     lease = await queue.put(make_lease())
     await up(queue, marker)
-    os.kill(pod.container.pid, signal.SIGTERM)
+    tell_to_end(pod)
     assert (await queue.finished(lease)).ended == "cancelled"
     assert await pod.container.ended() == 143
     assert await pod.ended() == 0

@@ -53,6 +53,9 @@ LAUNCHER_FOLDER = "/kitestring/bin"
 IMAGE_LAUNCHER = "/kitestring/launcher"
 """Where the launcher lies in the rollout image."""
 
+TOLD_TO_END = ("python", "-ISc", "import os, signal; os.kill(1, signal.SIGTERM)")
+"""In the worker's container, whose first process is the worker."""
+
 AGENT_REQUESTS: Mapping[str, str] = {"cpu": "250m", "memory": "256Mi"}
 """Of a template that says nothing. No limit: what an agent needs is not ours to guess."""
 SCRATCH_SIZE = "8Gi"
@@ -188,6 +191,9 @@ def _worker(context: RunContext) -> Container:
         # it listens: the launcher, which starts after this, can come. Healthy it is only when one is there
         "startupProbe": {"tcpSocket": {"port": names.PORT_WORKER}, "periodSeconds": 1, "failureThreshold": 120},
         "readinessProbe": http_probe(HEALTH, names.PORT_WORKER),
+        # when the pod is to end, and not only when the agent's container has ended, as SIGTERM comes to a sidecar; and
+        # from the kubelet, where nobody in that container can pretend it
+        "lifecycle": {"preStop": {"exec": {"command": list(TOLD_TO_END)}}},
         "securityContext": _worker_security(),
     }
 

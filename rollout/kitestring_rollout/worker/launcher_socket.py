@@ -69,7 +69,7 @@ class PodPlan:
 
 
 class LauncherSocket:
-    """Takes one launcher at a time; sets `stopping` when its container is told to end."""
+    """Takes one launcher at a time."""
 
     def __init__(
         self,
@@ -96,7 +96,6 @@ class LauncherSocket:
         self._agents: set[RunningAgent] = set()
         self._asked: list[asyncio.Future[bool]] = []
         self._closing = False
-        self._is_ending = False
         self._settled = True
         self._serving: asyncio.Task[None] | None = None
 
@@ -160,7 +159,8 @@ class LauncherSocket:
                 await control.tell(self._control, {"kill": pid})
 
     async def lives_on(self) -> bool:
-        """A launcher that answers now was not killed with the whole container, as for its memory."""
+        """One that answers now was not killed with the whole container, as for its memory; nor was one that does not,
+        and is still connected long after: agents can take all time of the processors from it."""
         if self._control is None:
             return False
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -169,18 +169,20 @@ class LauncherSocket:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await control.tell(self._control, {"ask": True})
                 return await answer
-        except OSError:  # it has just gone; TimeoutError is one too
+        except TimeoutError:
+            return self._control is not None
+        except OSError:  # it has just gone
             return False
         finally:
             self._asked.remove(answer)
 
     async def was_killed(self) -> bool:
-        """One that is told to end says so, or that it ends by itself, before it does."""
+        """Of a pod that is being ended this worker is told by the kubelet. What a launcher says counts nothing here:
+        agents can have it say what they like."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ALONE_SECONDS):
                 await self._stopping.wait()
-        is_gone = self._control is None  # else it lives, and merely does not answer
-        return is_gone and not (self._stopping.is_set() or self._is_ending)
+        return not self._stopping.is_set()
 
     def _tell_who_asked(self, lives: bool) -> None:
         for answer in self._asked:
@@ -196,7 +198,6 @@ class LauncherSocket:
                     log.warning("%s", error)
                     continue
                 self._control = launcher
-                self._is_ending = False
                 self._here.set()
                 while (message := await control.hear(launcher)) is not None:
                     self._note(message)
@@ -210,13 +211,7 @@ class LauncherSocket:
             await asyncio.gather(*(agent.over.wait() for agent in self._agents))
 
     def _note(self, message: dict[str, Any]) -> None:
-        if "draining" in message:
-            log.info("the container `agent` is told to end: no further leases")
-            self._stopping.set()
-        elif "ending" in message:
-            log.error("the launcher cannot go on: %s", message["ending"])
-            self._is_ending = True
-        elif "here" in message:
+        if "here" in message:
             self._tell_who_asked(True)
         elif "exposed" in message:
             log.warning("the interpreter that forks the agents was ended while they ran")
@@ -279,9 +274,6 @@ class LauncherSocket:
             await self._say_plan(launcher)
             async with asyncio.timeout(self._ready_seconds):
                 answer = await control.hear(launcher)
-                while answer is not None and "draining" in answer:
-                    self._note(answer)
-                    answer = await control.hear(launcher)
         except OSError as error:  # TimeoutError is one
             if isinstance(error, TimeoutError):
                 return import_took_too_long(self._plan.preload, self._ready_seconds)

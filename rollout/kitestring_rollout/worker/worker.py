@@ -227,8 +227,10 @@ class Worker:
         finish = task.result()
         if finish is not None and attempt.is_stillborn:
             self._stillborn.append((time.monotonic(), finish.message or finish.ended))
-        elif attempt.was_launched:  # one that was there before them says nothing of now
-            self._stillborn = [(at, why) for at, why in self._stillborn if at > attempt.leased_at]
+        # one that was there before them says nothing of now
+        launched = [one.leased_at for one in (attempt, *self._running.values()) if one.was_launched]
+        if launched:
+            self._stillborn = [(at, why) for at, why in self._stillborn if at > max(launched)]
         if finish is not None:
             reporting = asyncio.create_task(self._report(attempt.lease, finish))
             self._reporting.add(reporting)
