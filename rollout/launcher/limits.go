@@ -85,8 +85,12 @@ func keepLimits() error {
 		length uint16
 		first  *instruction
 	}{uint16(len(filter)), &filter[0]}
-	_, _, errno = syscall.RawSyscall(seccomp[runtime.GOARCH], setModeFilter, onAllThreads|noSlowdown,
-		uintptr(unsafe.Pointer(&program)))
+	for _, flags := range []uintptr{onAllThreads | noSlowdown, onAllThreads} { // gVisor does not know the other
+		_, _, errno = syscall.RawSyscall(seccomp[runtime.GOARCH], setModeFilter, flags, uintptr(unsafe.Pointer(&program)))
+		if errno != syscall.EINVAL {
+			break
+		}
+	}
 	if errno != 0 {
 		return errno
 	}
