@@ -232,11 +232,14 @@ def _assignments(workload: Manifest | None) -> Sequence[Mapping[str, Any]]:
 # --- What Kueue is told -------------------------------------------------------------------------------------------
 
 
-def is_over(observed: Observed, course: Course) -> bool:
-    """Whether the Workload goes: the run names no queue any more, or was suspended by its user. Not because the models
-    refuse the run's spec: its pods go on, and so does their quota."""
+def is_over(observed: Observed, course: Course, *, is_refused: bool) -> bool:
+    """Whether the Workload goes: the run names no queue any more, was suspended by its user, or is refused before it
+    has started, until somebody corrects it. Not because the models refuse the spec of one that has: its pods go on, and
+    so does their quota."""
     if observed.workload is None or course.phase.is_final:
         return False
+    if course.phase is Phase.PENDING and is_refused:
+        return True
     return course.phase is Phase.SUSPENDED or (observed.spec is not None and observed.queue_name is None)
 
 

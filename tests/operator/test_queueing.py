@@ -341,6 +341,20 @@ async def test_a_run_that_its_user_suspends_leaves_the_queue() -> None:
     assert admission_of(world)[1] == "WaitingForQueue"
 
 
+async def test_a_waiting_run_that_is_refused_holds_no_quota() -> None:
+    """Of a run that waits the pool may change: into one that nothing can be made of, or that is not there."""
+    world = await queued()
+    admitted = the_workload(world)
+    world.cluster.remove(KINDS["RolloutPool"].ref(NAMESPACE, pool()["metadata"]["name"]))
+    await world.settle()
+    assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "PoolNotFound")
+    assert world.there("Workload") == set()
+    world.cluster.put(pool())
+    await world.settle()
+    assert world.status()["phase"] == "Queued"
+    assert the_workload(world)["spec"] == admitted["spec"]
+
+
 async def test_a_waiting_run_that_its_user_suspends_does_not_say_that_it_waits() -> None:
     world = await queued()
     tell(world, entry("QuotaReserved", "False", "Pending", "insufficient quota for cpu"))
