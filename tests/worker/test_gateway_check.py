@@ -129,6 +129,24 @@ async def test_ports_that_an_agent_used_up_excuse_nobody(names: Names, monkeypat
         assert "Cannot assign requested address" in str(await gateways.prove(by_name(gateway)))
 
 
+class NoPortForNames(socket.socket):
+    """As when an agent holds all ports for datagrams."""
+
+    def connect(self, address: Any) -> None:
+        if self.type == socket.SOCK_DGRAM:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        super().connect(address)
+
+
+async def test_a_name_that_cannot_be_asked_for_excuses_nobody(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateways = ProvenGateways()
+    async with LateGateway(cuts=0).open() as gateway:
+        names.address = None
+        assert "Temporary failure in name resolution" in str(await gateways.cut_off(by_name(gateway)))
+        monkeypatch.setattr(socket, "socket", NoPortForNames)
+        assert await gateways.cut_off(by_name(gateway)) is None
+
+
 async def test_most_rollouts_ask_for_nothing(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_check, "LOOK_SECONDS", 60.0)
     gateways = ProvenGateways()

@@ -26,9 +26,13 @@ LOOK_SECONDS = 2.0
 
 PORTS_SECONDS = 75.0
 """How long for a port of our own: those that an agent has used up are free again after 60 s (TIME_WAIT)."""
-SHORTAGES = frozenset({errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+SHORTAGES = frozenset({errno.EADDRNOTAVAIL, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What a connection fails of on this side. Agents beside the worker can bring it about: it says nothing of the gateway,
 and excuses nobody."""
+
+
+ANYWHERE = ("192.0.2.1", 53)
+"""For documentation (RFC 5737): nothing is sent there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,23 @@ async def _unreached(base_url: str) -> _Unreached | None:
             return None
     except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is one
         why = f"{url} cannot be reached from the agent's side: {type(error).__name__} {error}".strip()
-        return _Unreached(why, isinstance(error, OSError) and error.errno in SHORTAGES)
+        return _Unreached(why, _is_shortage(error))
+
+
+def _is_shortage(error: BaseException) -> bool:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return not _may_ask()
+    return isinstance(error, OSError) and error.errno in SHORTAGES
+
+
+def _may_ask() -> bool:
+    """Whether there is a port from which a name could be looked up: a lookup that fails does not say so."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.connect(ANYWHERE)
+    except OSError as error:
+        return error.errno not in SHORTAGES
+    return True
 
 
 @dataclass(frozen=True, slots=True)
