@@ -27,6 +27,8 @@ class Refusal:
 def refusal(observed: Observed) -> Refusal | None:
     """What stands in the way, the user's own mistakes first; None: nothing."""
     mistakes = [line for line in observed.problems if line not in observed.unsupported]
+    if observed.refused is not None:
+        mistakes.append(observed.refused)
     if mistakes:
         return Refusal(names.REASON_INVALID_SPEC, _lines(mistakes))
     if observed.unsupported:

@@ -57,7 +57,8 @@ def desired(settings: Settings, observed: Observed) -> Desired:
     quota, classes = queueing.word_to_kueue(observed, way), classes_of(way, report)
     if not way.wants_parts:
         deletions = [] if way.holds_back else stopped(observed, way)
-        is_refused = stands is not None and not stands.may_mend_itself
+        # what the API server refuses is tried again: with a Workload made anew it would displace others each time
+        is_refused = stands is not None and not stands.may_mend_itself and observed.refused is None
         if observed.workload is not None and queueing.is_over(observed, way, is_refused=is_refused):
             deletions.append(ObjectRef.of(observed.workload))
         return Desired(

@@ -79,10 +79,10 @@ class Observation:
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
         reading = self._reading(run)
         spec = reading.spec
-        problems = reading.problems
+        problems, refused = reading.problems, None
         generations = (metadata.get("generation", 0), _generation(reading.pool))
         if memory.refused is not None and memory.refused[0] == generations:
-            problems = (*problems, memory.refused[1])
+            refused = memory.refused[1]
         workload = self._cache.get(KINDS["Workload"].ref(namespace, name))
         if workload is not None and controller_uid(workload) != uid:
             workload = None
@@ -103,6 +103,7 @@ class Observation:
             run=run,
             spec=spec,
             problems=problems,
+            refused=refused,
             pool=reading.pool,
             objects=objects,
             trainer=None if said is None else _report(said),
@@ -117,8 +118,8 @@ class Observation:
             unsupported=reading.unsupported,
             hindrance=memory.hindrance,
         )
-        refused = await self._refused_pods.of(observed)
-        return await self._with_log(replace(observed, refused_pods=refused) if refused else observed, memory)
+        refused_pods = await self._refused_pods.of(observed)
+        return await self._with_log(replace(observed, refused_pods=refused_pods) if refused_pods else observed, memory)
 
     def problems_of(self, pool: Manifest) -> tuple[str, ...]:
         """What is wrong with a pool by itself."""

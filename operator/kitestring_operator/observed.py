@@ -122,6 +122,8 @@ class Observed:
     """The resource flavors that the Workload was assigned."""
     priority: int | None = None
     """Value of the priority class that the run names, where it is queued and has no quota yet."""
+    refused: str | None = None
+    """What the API server said when an object of the run was last made as run and pool are now; it is tried again."""
     unsupported: tuple[str, ...] = ()
     """Those of `problems` that another version may carry out (kitestring_api.unsupported)."""
     hindrance: str | None = None

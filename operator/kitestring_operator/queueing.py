@@ -239,7 +239,7 @@ def is_over(observed: Observed, course: Course, *, is_refused: bool) -> bool:
     if observed.workload is None or course.phase.is_final:
         return False
     if course.phase is Phase.PENDING and is_refused:
-        return True
+        return not _holds_quota(observed)
     return course.phase is Phase.SUSPENDED or (observed.spec is not None and observed.queue_name is None)
 
 
@@ -252,7 +252,7 @@ def word_to_kueue(observed: Observed, course: Course) -> dict[str, Any] | None:
     workload = observed.workload
     if workload is None or condition(workload, "Finished") == "True":
         return None
-    is_held = bool(live_pods(observed)) or any(map(is_pod_bearing, observed.objects))
+    is_held = _holds_quota(observed)
     if course.phase.is_final:
         reason = "Succeeded" if course.phase is Phase.SUCCEEDED else "Failed"
         return None if is_held else _patch(workload, [("Finished", "True", reason, course.message)], observed.now)
@@ -265,6 +265,10 @@ def word_to_kueue(observed: Observed, course: Course) -> dict[str, Any] | None:
         return None
     reason = "Started" if ready == "True" else "WaitForStart"
     return _patch(workload, [("PodsReady", ready, reason, course.message)], observed.now)
+
+
+def _holds_quota(observed: Observed) -> bool:
+    return bool(live_pods(observed)) or any(map(is_pod_bearing, observed.objects))
 
 
 def _quota_back(workload: Manifest, evicted: Mapping[str, Any], now: datetime) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench.operator.store import now
 from kitestring_api.names import CLASS_INVALID_TASK, LABEL_COMPONENT
-from kitestring_operator.cluster.errors import ForbiddenError, UnavailableError
+from kitestring_operator.cluster.errors import ForbiddenError, RefusedError, UnavailableError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.observed import Manifest, ObjectRef, Observed, Placement, RunContext, WantedRollout
 from kitestring_operator.pods import condition
@@ -344,7 +344,7 @@ async def test_a_run_that_its_user_suspends_leaves_the_queue() -> None:
 async def test_a_waiting_run_that_is_refused_holds_no_quota() -> None:
     """Of a run that waits the pool may change: into one that nothing can be made of, or that is not there."""
     world = await queued()
-    admitted = the_workload(world)
+    asked = the_workload(world)
     world.cluster.remove(KINDS["RolloutPool"].ref(NAMESPACE, pool()["metadata"]["name"]))
     await world.settle()
     assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "PoolNotFound")
@@ -352,7 +352,28 @@ async def test_a_waiting_run_that_is_refused_holds_no_quota() -> None:
     world.cluster.put(pool())
     await world.settle()
     assert world.status()["phase"] == "Queued"
-    assert the_workload(world)["spec"] == admitted["spec"]
+    assert the_workload(world)["spec"] == asked["spec"]
+
+
+async def test_a_run_that_the_api_server_refuses_stays_in_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again at each resync: with a Workload made anew it would displace others each time."""
+    world = await queued()
+    before = the_workload(world)["metadata"]["uid"]
+    apply = FakeCluster.apply
+
+    async def refuse(self: FakeCluster, manifest: Manifest) -> Manifest:
+        if manifest["kind"] == "StatefulSet":
+            raise RefusedError("apply StatefulSet", 422, "spec.template.spec.volumes[0]: Invalid value")
+        return await apply(self, manifest)
+
+    monkeypatch.setattr(FakeCluster, "apply", refuse)
+    admit(world)
+    for _ in range(2):
+        await world.settle()
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InvalidSpec")
+        assert "spec.template.spec.volumes[0]: Invalid value" in world.status()["message"]
+        assert the_workload(world)["metadata"]["uid"] == before
+        await world.controller.resync()
 
 
 async def test_a_waiting_run_that_its_user_suspends_does_not_say_that_it_waits() -> None:
