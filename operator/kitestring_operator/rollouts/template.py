@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from kitestring_api.v1alpha1.pod_template import AGENT_CONTAINER
 from kitestring_operator.observed import Manifest
 from kitestring_operator.overlay import OverlayRefusedError, Refusal
 
@@ -20,6 +21,8 @@ def check(template: Manifest, reserved: Collection[str], *, imageless: Collectio
         for one in spec.get(group) or ():
             field = f"{FIELD}.spec.{group}[{one['name']}]"
             found += _container(one, field, reserved)
+            if one["name"] == AGENT_CONTAINER:
+                found += _ended_alone(one, field)
             if one["name"] not in imageless:
                 found += _image(one.get("image"), f"{field}.image")
     if found:
@@ -61,6 +64,14 @@ def _container(one: Mapping[str, Any], field: str, reserved: Collection[str]) ->
         elif item.get("name") in reserved:
             why = "what lies there is for Kitestring's own containers"
             yield Refusal(f"{where}.name", str(item["name"]), why, "mount a volume of your own")
+
+
+def _ended_alone(one: Mapping[str, Any], field: str) -> Iterator[Refusal]:
+    """Of the agents' container: the worker hears of the end of a pod, not of one of its containers."""
+    for probe in ("livenessProbe", "startupProbe"):
+        if one.get(probe) is not None:
+            why = "one that fails would kill all agents that run in the container"
+            yield Refusal(f"{field}.{probe}", _kind(one[probe]), why, "remove it: limits.seconds ends agents that hang")
 
 
 def _image(image: object, field: str) -> Iterator[Refusal]:

@@ -28,6 +28,11 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
         {"agent": {"volumeMounts": [{"name": "kitestring-keys", "mountPath": "/keys"}]}},
         "containers[agent].volumeMounts[0].name: found kitestring-keys; what lies there is for Kitestring's own",
     ),
+    (
+        {"agent": {"livenessProbe": {}}},
+        "containers[agent].livenessProbe: found an object; one that fails would kill",
+    ),
+    ({"agent": {"startupProbe": {}}}, "containers[agent].startupProbe: found an object; one that fails would kill"),
 ]
 
 
