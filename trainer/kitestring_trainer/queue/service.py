@@ -321,6 +321,8 @@ class RolloutQueue:
             logger.warning("executor %s of %s lost: %s: %s", entry.executor, rollout, klass, message)
             self.spawn(self._close(entry, executor_finish(entry.attempt, klass, message)))
             return True
+        if klass != CLASS_INVALID_TASK:  # an attempt that was never leased had no agent that could have failed
+            klass = CLASS_INFRASTRUCTURE
         retry_at = time.monotonic() + self.rules.retry_seconds * 2 ** (number - 1)
         entry = self._state.not_begun(rollout, number, Ending(klass, message), retry_at)
         if entry is None:
