@@ -9,7 +9,7 @@ import pytest
 from e2e.harness import runs
 from e2e.harness.api import Object
 from e2e.harness.images import Images
-from e2e.harness.kinds import RUN
+from e2e.harness.kinds import EVENT, RUN
 from e2e.harness.namespace import Namespace
 from kitestring_api import names
 from kitestring_api.v1alpha1.status import Phase
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.full
 KEYS = "keys"
 SAID_SECONDS = 180.0
 """Until the status names the cause: a trainer is started, and waits a minute for the first answer."""
+EVENT_SECONDS = 10.0
 
 
 def test_a_wrong_host_shows_in_the_status(images: Images, namespace: Namespace) -> None:
@@ -33,8 +34,12 @@ def test_a_wrong_host_shows_in_the_status(images: Images, namespace: Namespace) 
     for text in (told["message"], told["lastError"]):
         assert "object storage (spec.storage) has not answered once" in text
         assert f"nowhere.{namespace.name}.svc" in text
-    warnings = [event for event in namespace.events_of(RUN, "run") if event["type"] == "Warning"]
-    assert any(event["reason"] == names.REASON_STORAGE_UNAVAILABLE for event in warnings)
+    namespace.until(EVENT, is_warned_of, "the Event, which follows the status", seconds=EVENT_SECONDS)
+
+
+def is_warned_of(events: dict[str, Object]) -> bool:
+    found = [event for event in events.values() if event["involvedObject"].get("kind") == RUN.name]
+    return any((event["type"], event["reason"]) == ("Warning", names.REASON_STORAGE_UNAVAILABLE) for event in found)
 
 
 def secret() -> Object:
