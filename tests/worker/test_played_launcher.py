@@ -54,6 +54,16 @@ def forge(path: Path, said: bytes, agents: int) -> None:
         control.recv(100)
 
 
+@contextmanager
+def guarded(control: socket.socket) -> Iterator[None]:
+    """One agent is handed over and about to run; at the end its guardian is no more."""
+    _, fds, _, _ = socket.recv_fds(control, 100, 1)
+    with socket.socket(fileno=fds[0]) as channel:
+        assert channel.recv(1 << 16)  # what to run; not read, it would make the end of the channel an error
+        channel.sendall(forged({"event": "launching", "guardian": 2}))
+        yield
+
+
 async def alone_in_pod(folder: Path, queue: FakeQueue) -> WorkerHere:
     """A worker that waits for its launcher, which the test plays."""
     worker = WorkerHere(in_pod(worker_config(folder, queue.url, Setup(command=["true"]), []), folder))
@@ -91,10 +101,7 @@ async def test_guardians_that_die_with_their_launcher(
 
     def launcher() -> None:
         with introduced(tmp_path / "socket" / "launcher.sock") as control:
-            _, fds, _, _ = socket.recv_fds(control, 100, 1)
-            with socket.socket(fileno=fds[0]) as channel:
-                assert channel.recv(1 << 16)  # what to run; not read, it would make the end of the channel an error
-                channel.sendall(forged({"event": "launching", "guardian": 2}))
+            with guarded(control):
                 if said is not None:
                     control.send(json.dumps(said).encode())
             assert json.loads(control.recv(100)) == {"ask": True}
@@ -119,10 +126,8 @@ async def test_a_guardian_that_dies_where_the_launcher_has_no_time_to_answer(
 
     def launcher() -> None:
         with introduced(tmp_path / "socket" / "launcher.sock") as control:
-            _, fds, _, _ = socket.recv_fds(control, 100, 1)
-            with socket.socket(fileno=fds[0]) as channel:
-                assert channel.recv(1 << 16)
-                channel.sendall(forged({"event": "launching", "guardian": 2}))
+            with guarded(control):
+                pass
             assert json.loads(control.recv(100)) == {"ask": True}
             control.recv(100)
 
