@@ -207,7 +207,9 @@ def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
     over: list[Manifest] = []
     going: list[Manifest] = []
     lost: list[LostRollout] = []
+    known: set[str] = set()
     for job in observed.of_kind("Job"):
+        known.add(job["metadata"]["name"])
         if not is_rollout_job(job):
             continue
         end = rollouts.outcome(job, pods[job["metadata"]["uid"]], observed.now)
@@ -215,11 +217,10 @@ def _rollout_jobs(context: RunContext, observed: Observed) -> _Apart:
             lost.append(end)
         (over if end is not None or has_ended(job) else going).append(job)
     waiting = {identity.rollout_job_name(context.name, entry.rollout, entry.number): entry for entry in observed.wanted}
-    known = {job["metadata"]["name"] for job in (*going, *over)}
     new = [entry for name, entry in waiting.items() if name not in known]
     wanted, refused = _to_start(context, observed, new, len(going))
     objects = [item for entry in wanted for item in rollouts.rollout_job(context, entry)]
-    gone = (*with_secret(observed, over), *secrets_alone(observed, waiting))
+    gone = (*with_secret(observed, over), *secrets_alone(observed, known.union(waiting)))
     return _Apart(tuple(objects), gone, (*lost, *refused))
 
 

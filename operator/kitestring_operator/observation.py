@@ -19,7 +19,7 @@ from kitestring_operator.cluster.errors import ClusterError
 from kitestring_operator.cluster.kinds import KINDS
 from kitestring_operator.cluster.protocol import Cluster
 from kitestring_operator.memory import RunMemory, TrainerMemory
-from kitestring_operator.observed import Manifest, MissingReference, Observed, Placement, TrainerReport
+from kitestring_operator.observed import Manifest, MissingReference, Objects, Observed, Placement, TrainerReport
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.queueing import flavors_of, may_change
 from kitestring_operator.references import Reference, missing_of, references
@@ -90,7 +90,7 @@ class Observation:
         missing = await _read(self._missing(run, spec), unread)
         flavors = await _read(self._flavors(run, workload), unread)
         priority = await _read(self._priority(spec, workload), unread)
-        objects = tuple(
+        objects = Objects(
             item for item in self._cache.of_run(namespace, name) if item["kind"] == "Pod" or controller_uid(item) == uid
         )
         newest = newest_trainer(objects)

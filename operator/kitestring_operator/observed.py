@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -87,6 +87,33 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
+class Objects:
+    """Objects of one run, sorted by kind and part: it has thousands, and is asked for few of them a dozen times."""
+
+    __slots__ = ("_all", "_sorted")
+
+    def __init__(self, items: Iterable[Manifest] = ()) -> None:
+        self._all: list[Manifest] = []
+        self._sorted: defaultdict[str | tuple[str, str], list[Manifest]] = defaultdict(list)
+        for item in items:
+            kind = item["kind"]
+            component = (item["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, "")
+            self._all.append(item)
+            self._sorted[kind].append(item)
+            self._sorted[kind, component].append(item)
+
+    def __iter__(self) -> Iterator[Manifest]:
+        return iter(self._all)
+
+    def of_kind(self, kind: str) -> Sequence[Manifest]:
+        """Those of one kind, in the order in which they were listed."""
+        return self._sorted.get(kind, ())
+
+    def of_part(self, kind: str, component: str) -> Sequence[Manifest]:
+        """Those of them that belong to one part (names.COMPONENT_*)."""
+        return self._sorted.get((kind, component), ())
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """A run and everything that matters to it, at one moment. Nothing in it is asked for again while deciding."""
@@ -101,7 +128,7 @@ class Observed:
     """What of run or pool this version cannot carry out, a line each: field, found, remedy."""
     pool: RolloutPool | None
     """None: there is no such pool, or the models refuse it (`problems`)."""
-    objects: tuple[Manifest, ...] = ()
+    objects: Objects = field(default_factory=Objects)
     """Every object that the run owns, pods of its Jobs and StatefulSets included, raw."""
     trainer: TrainerReport | None = None
     """Of the newest trainer; of the last one while there is none. None: it has not answered since the operator started.
@@ -132,18 +159,6 @@ class Observed:
     """Which object cannot have its pods and why, by part of the run (names.COMPONENT_*)."""
     trainer_log: str = ""
     """Last lines of the newest trainer that ended badly, where its pod is still there."""
-    _sorted: Mapping[str | tuple[str, str], tuple[Manifest, ...]] = field(init=False, repr=False, compare=False)
-    """The objects by kind, and by kind and component: a run has thousands, and is asked for few of them a dozen times.
-    """
-
-    def __post_init__(self) -> None:
-        found: defaultdict[str | tuple[str, str], list[Manifest]] = defaultdict(list)
-        for item in self.objects:
-            kind = item["kind"]
-            component = (item["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, "")
-            found[kind].append(item)
-            found[kind, component].append(item)
-        object.__setattr__(self, "_sorted", {key: tuple(items) for key, items in found.items()})
 
     @property
     def name(self) -> str:
@@ -183,13 +198,13 @@ class Observed:
         name = scheduling.get("queueName") if isinstance(scheduling, Mapping) else None
         return name if isinstance(name, str) else None
 
-    def of_kind(self, kind: str) -> tuple[Manifest, ...]:
+    def of_kind(self, kind: str) -> Sequence[Manifest]:
         """The run's objects of one kind, in the order in which they were listed."""
-        return self._sorted.get(kind, ())
+        return self.objects.of_kind(kind)
 
-    def of_part(self, kind: str, component: str) -> tuple[Manifest, ...]:
+    def of_part(self, kind: str, component: str) -> Sequence[Manifest]:
         """Those of them that belong to one part (names.COMPONENT_*)."""
-        return self._sorted.get((kind, component), ())
+        return self.objects.of_part(kind, component)
 
 
 # --- What the parts of a run are made from ------------------------------------------------------------------------

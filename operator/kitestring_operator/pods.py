@@ -77,7 +77,9 @@ def condition_entry(item: Manifest, kind: str) -> Mapping[str, Any] | None:
 
 def conditions_that_hold(item: Manifest) -> Mapping[str, Mapping[str, Any]]:
     """The conditions of an object that are True, by their types."""
-    conditions = (item.get("status") or {}).get("conditions") or ()
+    conditions = (item.get("status") or {}).get("conditions")
+    if not conditions:
+        return {}
     return {entry["type"]: entry for entry in conditions if entry.get("status") == "True"}
 
 

@@ -101,9 +101,11 @@ def _may_lack(observed: Observed) -> Iterator[Manifest]:
                     yield item
                 continue
             status: Mapping[str, object] = item.get("status") or {}
+            if _made(status) >= _size(item):
+                continue
             since = parse_time(status.get("startTime")) or parse_time(item["metadata"].get("creationTimestamp"))
             is_young = since is None or observed.now - since < PATIENCE
-            if not is_young and not _is_at_rest(item) and _made(status) < _size(item):
+            if not is_young and not _is_at_rest(item):
                 yield item
 
 
@@ -115,5 +117,9 @@ def _is_at_rest(item: Manifest) -> bool:
 
 def _made(status: Mapping[str, object]) -> int:
     """Pods that a Job or a StatefulSet counts as made."""
-    counts = (status.get(field) for field in ("replicas", "active", "succeeded", "failed"))
-    return sum(count for count in counts if isinstance(count, int))
+    made = 0
+    for field in ("replicas", "active", "succeeded", "failed"):
+        count = status.get(field)
+        if isinstance(count, int):
+            made += count
+    return made

@@ -26,7 +26,8 @@ def stopped(observed: Observed, course: Course) -> list[ObjectRef]:
             holders = first
     rollouts = [item for item in holders if is_rollout_job(item)]
     others = [ObjectRef.of(item) for item in holders if not is_rollout_job(item) and not _is_going(item)]
-    return others + with_secret(observed, rollouts) + secrets_alone(observed, ())
+    known = {job["metadata"]["name"] for job in observed.of_kind("Job")}
+    return others + with_secret(observed, rollouts) + secrets_alone(observed, known)
 
 
 def superfluous(observed: Observed, wanted: Iterable[Manifest]) -> list[ObjectRef]:
@@ -56,17 +57,16 @@ def with_secret(observed: Observed, jobs: Collection[Manifest]) -> list[ObjectRe
     return [ObjectRef.of(item) for item in (*jobs, *secrets) if not _is_going(item)]
 
 
-def secrets_alone(observed: Observed, wanted: Collection[str]) -> list[ObjectRef]:
-    """Secrets of rollouts that have no Job, and whose Job, of the same name, is not `wanted` either.
+def secrets_alone(observed: Observed, jobs: Collection[str]) -> list[ObjectRef]:
+    """Secrets of rollouts of which no Job has the name; `jobs` are the names of those that are there or wanted.
 
     They are left where a process ended between two requests, or someone deleted the Job.
     """
-    known = {job["metadata"]["name"] for job in observed.of_kind("Job")} | set(wanted)
     return [
         ObjectRef.of(item)
         for item in observed.of_kind("Secret")
-        if names.LABEL_ROLLOUT in (item["metadata"].get("labels") or {})
-        and item["metadata"]["name"] not in known
+        if item["metadata"]["name"] not in jobs
+        and names.LABEL_ROLLOUT in (item["metadata"].get("labels") or {})
         and not _is_going(item)
     ]
 

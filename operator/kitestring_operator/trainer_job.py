@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kitestring_api import names
-from kitestring_operator.observed import Manifest, Observed
+from kitestring_operator.observed import Manifest, Objects, Observed
 from kitestring_operator.pods import (
     GIVE_UP_AFTER,
     ContainerEnd,
@@ -202,15 +202,9 @@ def trainer_jobs(observed: Observed) -> tuple[TrainerJob, ...]:
     return tuple(sorted(jobs, key=lambda job: job.number))
 
 
-def newest_trainer(objects: Iterable[Manifest]) -> Manifest | None:
+def newest_trainer(objects: Objects) -> Manifest | None:
     """The newest trainer Job among the objects of a run."""
-    jobs = (
-        item
-        for item in objects
-        if item["kind"] == "Job"
-        and (item["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) == names.COMPONENT_TRAINER
-    )
-    return max(jobs, key=number_of, default=None)
+    return max(objects.of_part("Job", names.COMPONENT_TRAINER), key=number_of, default=None)
 
 
 def number_of(job: Manifest) -> int:

@@ -19,7 +19,7 @@ from kitestring_operator.conditions import ANSWER_SECONDS
 from kitestring_operator.identity import Named
 from kitestring_operator.memory import RunMemory, TrainerMemory
 from kitestring_operator.metrics import Metrics
-from kitestring_operator.observed import LostRollout, Manifest
+from kitestring_operator.observed import LostRollout, Manifest, Objects
 from kitestring_operator.parts.credentials import QUEUE
 from kitestring_operator.pods import controller_uid
 from kitestring_operator.trainer_client import TrainerClient, TrainerRefusedError, TrainerSilentError
@@ -137,7 +137,8 @@ class Poller:
         """The newest trainer Job, if it has not ended."""
         metadata = run["metadata"]
         objects = self._cache.of_run(metadata["namespace"], metadata["name"])
-        newest = newest_trainer(item for item in objects if controller_uid(item) == metadata["uid"])
+        jobs = (item for item in objects if item["kind"] == "Job" and controller_uid(item) == metadata["uid"])
+        newest = newest_trainer(Objects(jobs))
         return newest if newest is not None and is_active(newest) else None
 
     async def _ask(self, run: Manifest, at_once: asyncio.Semaphore) -> None:

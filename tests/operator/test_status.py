@@ -12,7 +12,7 @@ from kitestring_api.v1alpha1.status import TrainingRunStatus
 from kitestring_api.v1alpha1.training_run import TrainingRunSpec
 from kitestring_operator.acceptance import Refusal
 from kitestring_operator.lifecycle import Gate, course
-from kitestring_operator.observed import Observed, TrainerReport
+from kitestring_operator.observed import Objects, Observed, TrainerReport
 from kitestring_operator.run_report import RunReport
 from kitestring_operator.status import events_of, is_urgent, status_of
 from tests.operator.documents import run
@@ -37,7 +37,7 @@ def observed(said: RunReport | None = None, age: float = 0.0, **status: Any) -> 
         spec=TrainingRunSpec.from_manifest(document["spec"]),
         problems=(),
         pool=None,
-        objects=(JOB,),
+        objects=Objects((JOB,)),
         trainer=None if said is None else TrainerReport(said.model_dump(), age),
     )
 

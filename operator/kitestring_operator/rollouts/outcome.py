@@ -297,8 +297,12 @@ def _statuses(pod: Manifest) -> Sequence[Mapping[str, Any]]:
 
 def _waiting_containers(pod: Manifest) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """The status of each container that waits, and what it says of it."""
-    states = [(status, status.get("state")) for status in _statuses(pod)]
-    return [(status, state["waiting"]) for status, state in states if state and state.get("waiting") is not None]
+    found = []
+    for status in _statuses(pod):
+        state = status.get("state")
+        if state and state.get("waiting") is not None:
+            found.append((status, state["waiting"]))
+    return found
 
 
 def _terminations(pod: Manifest) -> Iterable[tuple[str, Mapping[str, Any]]]:
